@@ -120,8 +120,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = True) -> RunReport:
         folder = _initial(recipe, teacher, steps)
         for stage in recipe.stages:
             target = steps.announce(stage.name)
-            own = stage.teacher is not None  # the recipe's was tried before all steps
-            report = run_stage(recipe, stage, folder, target, later=steps.later(), try_teacher=own)
+            report = run_stage(recipe, stage, folder, target, later=steps.later())
             steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
             folder = target
         figures = _measure(recipe, folder, steps)

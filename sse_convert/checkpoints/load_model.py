@@ -124,6 +124,11 @@ def tokenizer_of(files: CheckpointFiles) -> "PreTrainedTokenizerBase":
     return stored_tokenizer(download(files))
 
 
+def has_tokenizer(files: CheckpointFiles) -> bool:
+    """Whether a tokenizer lies beside the config; a hub's small files have it before the weights are there."""
+    return any((files.folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+
+
 def stored_tokenizer(files: CheckpointFiles) -> "PreTrainedTokenizerBase":
     """The tokenizer among the files that are here already; no weights are downloaded for it. Errors as of
     `load_tokenizer`."""

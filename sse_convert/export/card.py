@@ -221,17 +221,7 @@ def _training(recipe: dict[str, Any]) -> str:
         for s in recipe["stages"]
     ]
     table = _table(("stage", "loss", "tokens", "row length", "learning rate", "trained"), rows)
-    return "\n\n".join(["## Training", table, *_teachers(recipe)])
-
-
-def _teachers(recipe: dict[str, Any]) -> list[str]:
-    """Stages that learned from another model than the one that was converted."""
-    named = [(stage["name"], stage["teacher"]) for stage in recipe["stages"] if stage.get("teacher")]
-    if not named:
-        return []
-    lines = [f"- `{name}` learned from the predictions of {_linked(teacher)}" for name, teacher in named]
-    told = "Figures compare with the model that was converted, also where a stage learned from another:"
-    return [told, "\n".join(lines)]
+    return "\n\n".join(["## Training", table])
 
 
 def _pictures(pictures: Sequence[tuple[str, str]]) -> str:

@@ -37,13 +37,6 @@ class Head:
         scale = _number(config, spec.logits_times) / _number(config, spec.logits_over)
         return Head(linear.weight, getattr(linear, "bias", None), scale, cap)
 
-    def first(self, tokens: int | None) -> "Head":
-        """The head of the first tokens of the vocabulary alone; None means all."""
-        if tokens is None or tokens == self.weight.shape[0]:
-            return self
-        bias = None if self.bias is None else self.bias[:tokens]
-        return dc.replace(self, weight=self.weight[:tokens], bias=bias)
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [T, V] of hidden states [T, D], float32 or float64; the product itself runs in hidden's dtype."""
         return self.finished(self.linear(hidden))

@@ -25,8 +25,6 @@ from sse_convert.recipe.schema import (
 from sse_convert.recipe.stage_settings import Rope
 from sse_convert.recipe.units import format_count
 
-_ONE_LOSS = {"teacher": "kl", "rope": "ce"}
-"""stage keys that one loss alone knows"""
 ROPE_NOT_BUILT = {
     "dynamic": "its frequencies depend on the longest row seen so far, so a run could not be continued to the bit",
     "longrope": "its factors per dimension come from a search that sse-convert does not do",
@@ -194,11 +192,8 @@ def _stage_budget(stage: Stage) -> Iterator[Problem]:
 def _stage_loss(stage: Stage) -> Iterator[Problem]:
     if stage.loss_mask != "all" and stage.loss == "layer_mse":
         yield Problem(("loss_mask",), "is for losses kl and ce, this stage's loss is layer_mse; remove it")
-    for key, loss in _ONE_LOSS.items():
-        if getattr(stage, key) is not None and stage.loss != loss:
-            yield Problem((key,), f"is for loss {loss}, this stage's loss is {stage.loss}; remove it")
-    if (name := stage.teacher) is not None and (not name or name != name.strip("@ ")):
-        yield Problem(("teacher",), f"{shortened(repr(name))}: expected a folder, or a hub id, also with @REVISION")
+    if stage.rope is not None and stage.loss != "ce":
+        yield Problem(("rope",), f"is for loss ce, this stage's loss is {stage.loss}; remove it")
     if stage.loss == "layer_mse" and stage.train != "mixers":
         yield Problem(("train",), f"'{stage.train}': loss layer_mse trains converted layers only; use train: mixers")
 

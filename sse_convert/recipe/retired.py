@@ -10,6 +10,7 @@ RETIRED = {
     "data.separator": 'make a .jsonl file with a line for each document, such as {"text": "..."}',
     "export.language": "the card has the languages of the teacher's, and can be edited; remove it",
     "export.max_shard_size": "shards have 5 GB at most; remove it",
+    "stages.teacher": "a stage learns from the recipe's model, the one that is converted; remove it",
     "train.backend": "the fastest that this machine has is taken, as `sse-convert doctor` says; remove it",
     "train.trackers": "metrics.jsonl and the page of `sse-convert report` have the figures of every step; remove it",
 }

@@ -118,9 +118,6 @@ class Stage:
     """recompute activations in the backward pass; auto: where the GPU's memory does not hold them"""
     loss_mask: Literal["all", "assistant"] = "all"
     """kl and ce: train on every token, or on assistant turns of the chat template alone"""
-    teacher: PathText | None = None
-    """kl only: another model to learn from, with the model's tokens: folder or hub id, with @REVISION where that
-    matters; null is the model itself"""
     rope: Rope | None = None
     """ce only: rotary embedding from this stage on, for rows beyond the trained positions; null changes nothing"""
     needle_keys: list[Count] | None = None

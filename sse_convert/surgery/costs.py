@@ -5,7 +5,7 @@
 
 import dataclasses as dc
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
@@ -91,11 +91,11 @@ class Costs:
     refused: dict[int, str]
     """number of GPUs -> why there is no way, whatever their memory"""
     weight_bytes: int
-    """of the model and of teachers that stages name, which a hub would send"""
+    """of the model, which a hub would send"""
     download_bytes: int
     """of these, what is not on this machine"""
     disk_bytes: int
-    """a run's folders at their largest, the files of model and teachers not counted"""
+    """a run's folders at their largest, the files of the model not counted"""
     host_bytes: int
     """of the host's memory for each process that reads what the largest stage trains; under FSDP2 that is the first"""
 
@@ -116,8 +116,6 @@ def costs_of(
     mixers: dict[str, Mixer],
     layers: Mixers,
     added: int,
-    others: Mapping[str, Teacher],
-    sizes: Mapping[str, Geometry],
 ) -> Costs:
     """The costs of a recipe.
 
@@ -128,21 +126,18 @@ def costs_of(
         mixers: the mixers in use, by name.
         layers: mixer of each layer.
         added: new parameters.
-        others: by stage name, the teachers that stages have in its place.
-        sizes: theirs.
     """
-    stages = _Stages(recipe, teacher, geometry, mixers, layers, sizes)
-    needed = list({id(one): one for one in (teacher, *others.values())}.values())
+    stages = _Stages(recipe, teacher, geometry, mixers, layers)
     own = _weight_bytes(teacher)
     ways = [way for gpus in GPUS for gib in GPU_GIB if (way := stages.way(gpus, gib)) is not None]
     return Costs(
         stages=[stages.cost(stage) for stage in recipe.stages],
         ways=ways,
         refused={gpus: stages.why_not(gpus) for gpus in GPUS if recipe.stages and gpus not in {w.gpus for w in ways}},
-        weight_bytes=sum(map(_weight_bytes, needed)),
-        download_bytes=sum(_weight_bytes(one) for one in needed if one.files.remote or not one.files.shard_bytes),
+        weight_bytes=own,
+        download_bytes=own if teacher.files.remote or not teacher.files.shard_bytes else 0,
         disk_bytes=_disk_bytes(recipe, geometry, layers, own, added * ITEM_BYTES[teacher.dtype]),
-        host_bytes=_host_bytes(recipe, geometry, layers, sizes),
+        host_bytes=_host_bytes(recipe, geometry, layers),
     )
 
 
@@ -160,8 +155,7 @@ def way_on(
     gpus: int,
     gib: int,
 ) -> Way | None:
-    """The simplest way to train a recipe on GPUs of any number and memory; None if nothing fits. Its stages learn from
-    the model itself.
+    """The simplest way to train a recipe on GPUs of any number and memory; None if nothing fits.
 
     Args:
         recipe: as of `costs_of`, like `teacher`, `geometry`, `mixers` and `layers`.
@@ -172,7 +166,7 @@ def way_on(
         gpus: how many.
         gib: memory of each.
     """
-    return _Stages(recipe, teacher, geometry, mixers, layers, {}).way(gpus, gib)
+    return _Stages(recipe, teacher, geometry, mixers, layers).way(gpus, gib)
 
 
 def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, new: int) -> int:
@@ -192,15 +186,14 @@ def _float32_bytes(geometry: Geometry, layers: Mixers) -> int:
     return 4 * (geometry.parameters + added_elements(geometry, layers))
 
 
-def _host_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, sizes: Mapping[str, Geometry]) -> int:
+def _host_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers) -> int:
     """What a process holds before its GPU does: the student in float32, then the teacher as it computes. By then the
     student of a `kl` stage is on the GPU, or where weights are shared out on all of them."""
     student = _float32_bytes(geometry, layers) if recipe.stages else 0
     element = 4 if recipe.train.mixed_precision == "no" else 2
 
     def teacher(loss: str) -> int:
-        of_loss = (stage.name for stage in recipe.stages if stage.loss == loss)
-        return element * max((sizes.get(name, geometry).parameters for name in of_loss), default=0)
+        return element * geometry.parameters * any(stage.loss == loss for stage in recipe.stages)
 
     return max(student + teacher("layer_mse"), teacher("kl"))
 
@@ -224,9 +217,8 @@ class _Stages:
         geometry: Geometry,
         mixers: dict[str, Mixer],
         layers: Mixers,
-        teachers: Mapping[str, Geometry],
     ) -> None:
-        self._recipe, self._geometry, self._layers, self._teachers = recipe, geometry, layers, teachers
+        self._recipe, self._geometry, self._layers = recipe, geometry, layers
         self._problems = functools.partial(context_problems, teacher=teacher, mixers=mixers)
         self._known: dict[tuple[object, ...], StageMemory] = {}
 
@@ -279,7 +271,7 @@ class _Stages:
         )
 
     def _hours(self, stage: Stage) -> float:
-        return gpu_hours(stage, self._geometry, self._layers, self._teachers.get(stage.name))
+        return gpu_hours(stage, self._geometry, self._layers)
 
     def _launches(self, stage: Stage) -> Iterator[tuple[str, Stage, Processes]]:
         """The columns of memory: name, stage, processes."""
@@ -342,7 +334,6 @@ class _Stages:
             checkpointing=checkpointing,
             cuda_graphs=train.cuda_graphs,
             compiled=compiles_layers(stage, train),
-            teacher=self._teachers.get(stage.name),
             shared=still_the_teachers(self._recipe.stages, stage),
         )
 

@@ -9,7 +9,6 @@ from sse_convert.checkpoints.config_only import has_weights, open_for_planning
 from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
-from sse_convert.checkpoints.vocabulary import has_tokenizer
 from sse_convert.data.rows import is_missing
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.architectures import has_experts
@@ -28,7 +27,6 @@ from sse_convert.surgery.memory import GPU_GIB
 from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextStep, Plan, StageRow
 from sse_convert.surgery.speed import nearest_speed, training_flops
 from sse_convert.surgery.stage_memory import compiles_layers, stage_memory, still_the_teachers, trained_parameters
-from sse_convert.surgery.stage_teachers import open_stage_teachers
 
 
 def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: bool = False) -> Plan:
@@ -48,12 +46,10 @@ def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: b
     draft = draft_recipe(recipe, teacher.num_layers, teacher.separable_heads)
     names, mixers = resolve(draft, teacher.num_layers)
     check_fit(draft, teacher, mixers)
-    return build_plan(recipe, teacher, names, mixers, open_stage_teachers(recipe, teacher))
+    return build_plan(recipe, teacher, names, mixers)
 
 
-def build_plan(
-    recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[str, Mixer], others: dict[str, Teacher]
-) -> Plan:
+def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[str, Mixer]) -> Plan:
     """The plan for given mixers per layer.
 
     Args:
@@ -61,9 +57,8 @@ def build_plan(
         teacher: the opened teacher.
         names: mixer name of each layer.
         mixers: the mixers in use.
-        others: by stage name, the teachers that stages have in its place.
     """
-    geometry, sizes = geometry_of(teacher), {name: geometry_of(other) for name, other in others.items()}
+    geometry = geometry_of(teacher)
     by_layer: Mixers = [None if name == FULL else mixers[name] for name in names]
     rows = [_layer_row(geometry, i, name, mixer) for i, (name, mixer) in enumerate(zip(names, by_layer, strict=True))]
     plain: Mixers = [None] * len(names)
@@ -97,24 +92,11 @@ def build_plan(
             }
             for name, length in budget.LENGTHS.items()
         },
-        stages=[_stage_row(recipe, stage, geometry, by_layer, sizes.get(stage.name)) for stage in recipe.stages],
-        costs=costs_of(recipe, teacher, geometry, mixers, by_layer, added, others, sizes),
+        stages=[_stage_row(recipe, stage, geometry, by_layer) for stage in recipe.stages],
+        costs=costs_of(recipe, teacher, geometry, mixers, by_layer, added),
         next_step=_next_step(recipe, teacher),
-        notes=[*_before_run(recipe), *_teacher_notes(teacher, others), *_notes(recipe, teacher, names, by_layer)],
+        notes=[*_before_run(recipe), *_notes(recipe, teacher, names, by_layer)],
     )
-
-
-def _teacher_notes(model: Teacher, others: dict[str, Teacher]) -> list[str]:
-    """Stages that learn from another model, and what their figures then compare with."""
-    notes = []
-    for name, other in others.items():
-        size = format_number(other.files.parameters)
-        told = "" if has_tokenizer(other.files) and has_tokenizer(model.files) else "; no tokenizer to compare here"
-        notes.append(
-            f"stage {name}: learns from {other.files.name} ({size} parameters, frozen), which its memory and hours "
-            f"count; evaluation compares with {model.files.name}{told}"
-        )
-    return notes
 
 
 def geometry_of(teacher: Teacher) -> Geometry:
@@ -197,7 +179,7 @@ def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceR
     )
 
 
-def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None) -> StageRow:
+def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers) -> StageRow:
     plain, checkpointed = (
         stage_memory(
             geometry,
@@ -208,7 +190,6 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers,
             checkpointing=checkpointing,
             cuda_graphs=recipe.train.cuda_graphs,
             compiled=compiles_layers(stage, recipe.train),
-            teacher=teacher,
             shared=still_the_teachers(recipe.stages, stage),
         )
         for checkpointing in (False, True)
@@ -217,11 +198,10 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers,
     return StageRow(
         name=stage.name,
         loss=stage.loss,
-        teacher=stage.teacher,
         tokens=stage.tokens,
         steps=-(-stage.tokens // stage.batch_tokens),
         seq_len=stage.seq_len,
-        flops=stage.tokens * training_flops(stage, geometry, mixers, teacher),
+        flops=stage.tokens * training_flops(stage, geometry, mixers),
         trained_parameters=trained_parameters(geometry, mixers, stage, recipe.train.lora),
         memory_bytes=round(least.least(stage.seq_len, 1 if stage.micro_batch == "auto" else stage.micro_batch)),
         longest={

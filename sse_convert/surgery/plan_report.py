@@ -76,8 +76,6 @@ class StageRow:
 
     name: str
     loss: str
-    teacher: str | None
-    """another model that it learns from; None for the model itself"""
     tokens: int
     steps: int
     seq_len: int

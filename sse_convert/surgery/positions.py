@@ -102,8 +102,7 @@ def stage_limits(recipe: Recipe, limit: int) -> list[int]:
         limit: the model's positions.
     """
     student = _student_limits(recipe, limit)
-    alone = [stage.loss == "ce" or stage.teacher is not None for stage in recipe.stages]
-    return [own if free else limit for free, own in zip(alone, student, strict=True)]
+    return [own if stage.loss == "ce" else limit for stage, own in zip(recipe.stages, student, strict=True)]
 
 
 def stretched_context(recipe: Recipe, limit: int) -> int:

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sse_convert.checkpoints.load_model import stored_tokenizer
+from sse_convert.checkpoints.load_model import has_tokenizer, stored_tokenizer
 from sse_convert.checkpoints.teacher import Teacher
-from sse_convert.checkpoints.vocabulary import has_tokenizer
 from sse_convert.data.columns import source_keys
 from sse_convert.data.documents import Document, Encoder
 from sse_convert.data.rows import is_local, open_files

@@ -118,20 +118,19 @@ def measured_line(speeds: Iterable[MeasuredSpeed]) -> str:
     return textwrap.fill(text, WIDTH, break_on_hyphens=False)
 
 
-def gpu_hours(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None = None) -> float:
+def gpu_hours(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
     """Hours of one GPU of the measured kind for all tokens of a stage, several GPUs losing nothing.
 
     Args:
         stage: loss, tokens, lengths, what is trained.
         geometry: the model's sizes.
         mixers: mixer of each layer.
-        teacher: sizes of another model that the stage learns from; None is the model itself.
     """
-    flops = stage.tokens * training_flops(stage, geometry, mixers, teacher)
+    flops = stage.tokens * training_flops(stage, geometry, mixers)
     return speed_of(stage, geometry).hours(flops)
 
 
-def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Geometry | None = None) -> float:
+def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers) -> float:
     """FLOPs per training token of a stage; arguments as of `gpu_hours`.
 
     F is a forward pass: F for the teacher where the loss needs one, then for the student F, F for the gradients of its
@@ -139,9 +138,9 @@ def training_flops(stage: Stage, geometry: Geometry, mixers: Mixers, teacher: Ge
     where the stage says so outright.
     `layer_mse` runs and trains the converted layers' attention alone.
     """
-    length, other = stage.seq_len, teacher or geometry
-    plain: Mixers = [None] * other.layers
-    beside = _TEACHER_PASS[stage.loss] * budget.forward_flops(other, plain, length)
+    length = stage.seq_len
+    plain: Mixers = [None] * geometry.layers
+    beside = _TEACHER_PASS[stage.loss] * budget.forward_flops(geometry, plain, length)
     attention = sum(
         2 * geometry.at(i).attention_parameters + budget.mixer_flops(geometry, i, mixer, length)
         for i, mixer in enumerate(mixers)

@@ -103,7 +103,6 @@ def stage_memory(
     checkpointing: bool,
     cuda_graphs: bool,
     compiled: bool = False,
-    teacher: Geometry | None = None,
     shared: bool = False,
 ) -> StageMemory:
     """Memory of a stage on one GPU.
@@ -117,7 +116,6 @@ def stage_memory(
         checkpointing: gradient checkpointing.
         cuda_graphs: passes are recorded, where the stage can have that.
         compiled: decoder layers are compiled on a GPU.
-        teacher: sizes of another model that the stage learns from; None is the model itself.
         shared: frozen matrices are still those of the model itself (`still_the_teachers`).
     """
     return _Estimate(
@@ -129,8 +127,7 @@ def stage_memory(
         checkpointing=checkpointing,
         cuda_graphs=cuda_graphs,
         compiled=compiled,
-        other=None if stage.loss == "ce" else teacher or geometry,
-        own=teacher is None,
+        taught=stage.loss != "ce",
         shared=shared,
     ).memory()
 
@@ -147,10 +144,8 @@ class _Estimate:
     checkpointing: bool
     cuda_graphs: bool
     compiled: bool
-    other: Geometry | None
-    """the teacher that runs beside the student"""
-    own: bool
-    """it is the model itself"""
+    taught: bool
+    """the teacher runs beside the student"""
     shared: bool
 
     @property
@@ -195,14 +190,16 @@ class _Estimate:
         if self.bf16:
             copies = 2 * _copied(geometry, added, weights, trained, checkpointing=self.checkpointing)
             frozen = _frozen_matrices(geometry, self.mixers, self.stage)
-        twice = 2 if self.shared and self.own and self.other is not None else 1
-        told = 0 if self.other is None else self.other.parameters * self.element
+        twice = 2 if self.shared and self.taught else 1
+        told = geometry.parameters * self.element * self.taught
         whole = self.stage.train == "all"
         return {
             "weights": weights * 4 + copies + trained * 12 + told,
             "copies": copies,
             "held_low": 2 * frozen * twice + max(0, copies - 2 * (weights - frozen)),
-            "gathered": _gathered_bytes(geometry, added, self.element, self.other, alone=self.alone, all_trained=whole),
+            "gathered": _gathered_bytes(
+                geometry, added, self.element, taught=self.taught, alone=self.alone, all_trained=whole
+            ),
             "ddp": 4 * trained,
         }
 
@@ -222,9 +219,6 @@ class _Estimate:
             narrower = (1 if again_only else share) * _narrower(
                 self.geometry, self.mixers, checkpointing=again_only, frozen=self.frozen
             )
-        if self.other is not None and not self.own:  # its pass comes first; of it the last hidden states stay
-            again = max(again, kept_by_layer(self.other.at(0), None, self.element) - kept)
-            kept += self.element * self.other.dims.hidden
         masks = sum({(m.window, m.sinks): block_keys(m) for m in self.mixers if isinstance(m, WindowMixer)}.values())
         sets = 2 if self.cuda_graphs and self.stage.loss == "kl" and not again_only else 1
         return {
@@ -236,28 +230,28 @@ class _Estimate:
     def _per_pair(self) -> int:
         """Bytes of a mask of all pairs, and of scores."""
         no_kernel = not self.bf16 and (self.compiled or self.cuda_graphs)  # see `training.context.choose_attention`
-        document_masks = self.geometry.document_masks or (self.other is not None and self.other.document_masks)
+        document_masks = self.geometry.document_masks
         masked = (document_masks or no_kernel) and self.stage.context_parallel == 1
-        softmax = self.other is not None or any(mixer is None for mixer in self.mixers)
+        softmax = self.taught or any(mixer is None for mixer in self.mixers)
         run = [] if self.alone else self.mixers
-        scores = _score_bytes(self.geometry, run, self.other, checkpointing=self.checkpointing)
+        scores = _score_bytes(self.geometry, run, taught=self.taught, checkpointing=self.checkpointing)
         return (_PAIR_BYTES if softmax and masked else 0) + scores
 
 
-def _score_bytes(geometry: Geometry, mixers: Mixers, other: Geometry | None, *, checkpointing: bool) -> int:
+def _score_bytes(geometry: Geometry, mixers: Mixers, *, taught: bool, checkpointing: bool) -> int:
     """Bytes per pair of tokens of a row for scores that attention writes out: those that wait for the backward pass,
     and those of the layer at work.
 
     Args:
         geometry: of the student.
         mixers: of the layers that run.
-        other: the teacher, whose layer at work has scores too; None for none.
+        taught: the layer at work of the teacher has scores too.
         checkpointing: gradient checkpointing.
     """
     full = sum(mixer is None for mixer in mixers)
     kept = min(full, 1) if checkpointing else full + (full > 0)
     own = geometry.scores_written * geometry.dims.query_heads * kept
-    beside = 0 if other is None else other.scores_written * other.dims.query_heads
+    beside = taught * geometry.scores_written * geometry.dims.query_heads
     return SCORE_BYTES * max(own, beside)
 
 
@@ -312,7 +306,7 @@ def _layer_parameters(geometry: Geometry, added: int) -> int:
 
 
 def _gathered_bytes(
-    geometry: Geometry, added: int, element: int, teacher: Geometry | None, *, alone: bool, all_trained: bool
+    geometry: Geometry, added: int, element: int, *, taught: bool, alone: bool, all_trained: bool
 ) -> int:
     """Bytes that a process has whole at a time under FSDP; see the top of this file.
 
@@ -320,15 +314,13 @@ def _gathered_bytes(
         geometry: the model's sizes.
         added: new parameters.
         element: bytes of a gathered weight.
-        teacher: sizes of the teacher that runs as well, if one does.
+        taught: the teacher runs as well.
         alone: of the student, converted layers' attention is on the GPU alone.
         all_trained: embedding and head are trained too.
     """
     own = 0 if alone else _around(geometry) * (element + 4 * all_trained)
     layers = _layer_parameters(geometry, added) * (2 * element + element + 4)
-    if teacher is None:
-        return own + layers
-    return own + _around(teacher) * element + max(layers, _layer_parameters(teacher, 0) * 2 * element)
+    return own + taught * _around(geometry) * element + layers
 
 
 def _around(geometry: Geometry) -> int:

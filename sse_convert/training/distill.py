@@ -3,8 +3,7 @@
 Loss: KL(teacher || student) per token, plus the balance loss. With `data.needles.answers: row`, answers that the
 teacher does not know are learned from the row, by cross entropy.
 
-A teacher of the stage's own may have another embedding than the student, padded to another size: logits of both are cut
-to the tokens that both have. With `loss_mask: assistant` the divergence is that of the tokens that predict an assistant
+With `loss_mask: assistant` the divergence is that of the tokens that predict an assistant
 turn.
 """
 
@@ -32,16 +31,13 @@ class DistillLoss(nn.Module):
         student: the converted model.
         teacher: what it learns from.
         picks: only tokens that have targets count.
-        vocabulary: tokens of the vocabulary that both models have; None where they have the same.
     """
 
-    def __init__(
-        self, student: PreTrainedModel, teacher: Frozen, *, picks: bool = False, vocabulary: int | None = None
-    ) -> None:
+    def __init__(self, student: PreTrainedModel, teacher: Frozen, *, picks: bool = False) -> None:
         super().__init__()
         self.student = student
         self._teacher = (teacher,)
-        self._picks, self._vocabulary = picks, vocabulary
+        self._picks = picks
 
     def forward(
         self,
@@ -58,14 +54,14 @@ class DistillLoss(nn.Module):
         with torch.no_grad():
             told, teacher_head = self._teacher[0](input_ids, position_ids, sse_offsets, attention_mask)
         hidden, balance = hidden_and_balance(self.student, input_ids, position_ids, sse_offsets, attention_mask)
-        head, teacher_head = Head.of(self.student), teacher_head.first(self._vocabulary)
+        head = Head.of(self.student)
         if held_out:
             return held_out_sums(hidden, head, targets, (told, teacher_head))
         flat, told, known = hidden.flatten(0, 1), told.flatten(0, 1), None if answers is None else answers.flatten()
         if self._picks:
             kept = targets.flatten() != IGNORED
             flat, told, known = flat[kept], told[kept], None if known is None else known[kept]
-        return {"loss": linear_kl(flat, head.first(self._vocabulary), told, teacher_head, known), "balance": balance}
+        return {"loss": linear_kl(flat, head, told, teacher_head, known), "balance": balance}
 
 
 class Distill(WholeModel):
@@ -74,10 +70,9 @@ class Distill(WholeModel):
     Args:
         accelerator: of the stage.
         student: the converted model.
-        teacher: the original model, or the stage's own.
+        teacher: the original model.
         stage: settings.
         train: whether layers are compiled.
-        vocabulary: tokens of the vocabulary that both models have; None where they have the same.
     """
 
     judged = "valid_kl"
@@ -89,12 +84,11 @@ class Distill(WholeModel):
         teacher: PreTrainedModel,
         stage: Stage,
         train: Train,
-        vocabulary: int | None = None,
     ) -> None:
         if train.compile is True:
             compile_layers(teacher)
         frozen = frozen_teacher(teacher, accelerator, decoder_layers(teacher))
-        loss = DistillLoss(student.model, frozen, picks=stage.loss_mask != "all", vocabulary=vocabulary)
+        loss = DistillLoss(student.model, frozen, picks=stage.loss_mask != "all")
         super().__init__(accelerator, student, loss, stage, train)
         if not is_sharded(accelerator):
             share(student.model, teacher)

@@ -16,7 +16,6 @@ from sse_convert.compat import compile_error
 from sse_convert.errors import DependencyError
 from sse_convert.mixers import FULL
 from sse_convert.recipe.schema import Stage, Train
-from sse_convert.surgery.budget import Geometry
 from sse_convert.surgery.compatibility import Match
 from sse_convert.surgery.memory import USABLE, Processes, even_parts, most_rows
 from sse_convert.surgery.plan import geometry_of
@@ -70,7 +69,6 @@ class Fit:
         accelerator: of the stage.
         files: the converted checkpoint.
         match: its layers.
-        teacher: sizes of another model that the stage learns from; None is the model itself.
         shared: frozen matrices are still those of the model itself, and exist once.
     """
 
@@ -79,7 +77,6 @@ class Fit:
     accelerator: Accelerator
     files: CheckpointFiles
     match: Match
-    teacher: Geometry | None = None
     shared: bool = False
 
     def choose(self, before: dict[str, Any] | None) -> Chosen:
@@ -156,7 +153,6 @@ class Fit:
             checkpointing=checkpointing,
             cuda_graphs=self.train.cuda_graphs,
             compiled=compiled,
-            teacher=self.teacher,
             shared=self.shared,
         )
         sharded = is_sharded(self.accelerator)

@@ -88,25 +88,21 @@ def held_out_rows(
     checkpoint: Path,
     looks: Looks,
     accelerator: Accelerator,
-    vocabulary: int | None = None,
 ) -> list[Row]:
     """The rows of a stage's looks: the first of `data.valid`, as evaluation reads it, that predict something. None on
-    every process where one of them has none, since they look together; every process must call it. `vocabulary`:
-    tokens that all the stage's models embed, where they embed different numbers.
+    every process where one of them has none, since they look together; every process must call it.
 
     Raises:
         DataError, HubError: they cannot be read, and the recipe asks for looks itself.
     """
-    rows, why = _readable_rows(recipe, stage, checkpoint, looks, vocabulary)
+    rows, why = _readable_rows(recipe, stage, checkpoint, looks)
     problems = [text for text in gather_object([why]) if text]
     if problems and accelerator.is_main_process:
         say(f"{stage.name}: no looks at held-out text: {problems[0]}")
     return [] if problems else rows
 
 
-def _readable_rows(
-    recipe: Recipe, stage: Stage, checkpoint: Path, looks: Looks, vocabulary: int | None
-) -> tuple[list[Row], str]:
+def _readable_rows(recipe: Recipe, stage: Stage, checkpoint: Path, looks: Looks) -> tuple[list[Row], str]:
     """The rows, and why there are none."""
     try:
         reader = RowReader(
@@ -117,7 +113,6 @@ def _readable_rows(
             role="valid",
             loss_mask=stage.loss_mask,
             teacher=SamplingTeacher(recipe.model, recipe.revision),
-            vocab_size=vocabulary,
         )
         reader.prepare()
         rows = [row for row in islice(reader.rows(), looks.rows) if (row.labels[1:] != IGNORED).any()]

@@ -175,8 +175,7 @@ def held_out_arguments(batch: Batch) -> dict[str, Any]:
 def held_out_sums(
     hidden: Tensor, head: Head, targets: Tensor, teacher: tuple[Tensor, Head] | None = None
 ) -> dict[str, Tensor]:
-    """`loss`, the cross entropy, `tokens`, and with a teacher `kl`, over the tokens that predict something; 0-d. The
-    divergence is over the vocabulary of the teacher's head, which may be cut to what both have.
+    """`loss`, the cross entropy, `tokens`, and with a teacher `kl`, over the tokens that predict something; 0-d.
 
     Args:
         hidden: [B, T, D] final hidden states.
@@ -188,8 +187,7 @@ def held_out_sums(
     kept = wanted != IGNORED
     sums = {"loss": linear_cross_entropy(flat, head, wanted), "tokens": kept.sum()}
     if teacher is not None:
-        common = head.first(teacher[1].weight.shape[0])
-        sums["kl"] = linear_kl(flat[kept], common, teacher[0].flatten(0, 1)[kept], teacher[1])
+        sums["kl"] = linear_kl(flat[kept], head, teacher[0].flatten(0, 1)[kept], teacher[1])
     return sums
 
 

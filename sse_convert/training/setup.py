@@ -25,8 +25,7 @@ from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.loading import refuse
-from sse_convert.recipe.schema import Stage, Train
-from sse_convert.recipe.stage_teacher import StageTeacher
+from sse_convert.recipe.schema import Recipe, Stage, Train
 from sse_convert.surgery.positions import stretch
 from sse_convert.training.lora import add_lora, lora_targets
 from sse_convert.training.sharding import empty_model, is_sharded, read_once
@@ -193,17 +192,17 @@ def stretch_rope(model: PreTrainedModel, stage: Stage) -> None:
         backbone.rotary_emb = type(backbone.rotary_emb)(config=decoder_config(model.config))
 
 
-def load_teacher(source: StageTeacher, accelerator: Accelerator) -> PreTrainedModel:
-    """A stage's teacher, frozen, on this process's device; under FSDP, which shards it, on the first process's CPU.
+def load_teacher(recipe: Recipe, accelerator: Accelerator) -> PreTrainedModel:
+    """The teacher, frozen, on this process's device; under FSDP, which shards it, on the first process's CPU.
 
     Raises:
         CheckpointError: it cannot be loaded, or has weights that are not finite.
         HubError: the hub refused or cannot be reached.
     """
     low = accelerator.device.type != "cpu" and accelerator.mixed_precision != "no"
-    folder = download(open_checkpoint(source.name, source.revision)).folder
+    folder = download(open_checkpoint(recipe.model, recipe.revision)).folder
     device = None if is_sharded(accelerator) else accelerator.device
-    model = _read(folder, source.name, torch.bfloat16 if low else torch.float32, accelerator, device=device)
+    model = _read(folder, recipe.model, torch.bfloat16 if low else torch.float32, accelerator, device=device)
     return model.requires_grad_(False)
 
 

@@ -28,11 +28,9 @@ from sse_convert.console import say
 from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError, TrainingError
 from sse_convert.process_memory import memory_for
 from sse_convert.recipe.schema import Recipe, Stage
-from sse_convert.recipe.stage_teacher import stage_teacher
 from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.guessing_teacher import warn_of_guessing
-from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.stage_memory import still_the_teachers
 from sse_convert.training import fit, metrics
 from sse_convert.training.align import Align
@@ -54,8 +52,6 @@ from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import load_student, load_teacher, make_accelerator, stretch_rope
 from sse_convert.training.stage_inputs import (
     check_stage,
-    common_vocabulary,
-    other_teacher,
     stage_inputs,
     stage_reader,
 )
@@ -148,18 +144,15 @@ class _StageRun:
         self.files = files = whole_checkpoint(checkpoint)
         refuse_quantised(files)
         self.match = match_recipe(recipe, files)
-        self.other = other_teacher(recipe, stage, files)
-        self.vocabulary = common_vocabulary(files, self.other)
         self.fit = Fit(
             stage=stage,
             train=recipe.train,
             accelerator=self.accelerator,
             files=files,
             match=self.match,
-            teacher=None if self.other is None else geometry_of(self.other),
             shared=still_the_teachers(recipe.stages, stage),
         )
-        self.reader = stage_reader(recipe, stage, checkpoint, self.vocabulary)
+        self.reader = stage_reader(recipe, stage, checkpoint)
         self.inputs = stage_inputs(recipe, stage, checkpoint, self.reader, self.match)
 
     def finished(self) -> StageReport | None:
@@ -273,12 +266,10 @@ class _StageRun:
         return [extension.note()]
 
     def try_teacher(self) -> None:
-        """Warn of a teacher that guesses, where nothing is trained yet: of the checkpoint, or the stage's own."""
+        """Warn of a teacher that guesses, where nothing is trained yet."""
         if self.accelerator.is_main_process and self.checkpoints.newest() is None:
             provenance = read_provenance(self.checkpoint)
-            if self.other is not None:
-                warn_of_guessing(self.recipe, self.other)
-            elif provenance is not None and provenance.stage in UNTRAINED:
+            if provenance is not None and provenance.stage in UNTRAINED:
                 warn_of_guessing(self.recipe, source_view(self.files))
         self.accelerator.wait_for_everyone()
 
@@ -361,7 +352,7 @@ class _StageRun:
         """The looks at held-out text, None for none."""
         if (looks := Looks.of(self.recipe, self.stage)) is None:
             return None
-        read = held_out_rows(self.recipe, self.stage, self.checkpoint, looks, self.accelerator, self.vocabulary)
+        read = held_out_rows(self.recipe, self.stage, self.checkpoint, looks, self.accelerator)
         if not read:
             return None
         size = self.chosen.micro_batch
@@ -425,10 +416,10 @@ class _StageRun:
         student = Student.of(model, self.accelerator, self.stage, self.train_settings)
         if self.stage.loss == "ce":
             return Uptrain(self.accelerator, student, self.stage, self.train_settings)
-        return Distill(self.accelerator, student, self._teacher(), self.stage, self.train_settings, self.vocabulary)
+        return Distill(self.accelerator, student, self._teacher(), self.stage, self.train_settings)
 
     def _teacher(self) -> PreTrainedModel:
-        return choose_attention(load_teacher(stage_teacher(self.recipe, self.stage), self.accelerator), self.stage)
+        return choose_attention(load_teacher(self.recipe, self.accelerator), self.stage)
 
     def _steps(self, position: dict[str, Any] | None) -> Iterator[Step]:
         """The stage's steps from a position of its rows on."""
@@ -463,6 +454,5 @@ class _StageRun:
             chosen=dc.asdict(self.chosen),
             extended=self.extensions,
             held_out=held_out,
-            teacher=self.stage.teacher,
             kept=self.recipe.train.keep,
         )

@@ -8,18 +8,14 @@ from accelerate import Accelerator
 
 from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.checkpoints.load_model import load_tokenizer
-from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
-from sse_convert.checkpoints.teacher import Teacher, open_teacher, source_view
-from sse_convert.checkpoints.vocabulary import check_same_tokens
+from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.data.rows import RowReader, text_digests
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import TrainingError
 from sse_convert.modeling.auto import register
 from sse_convert.recipe.schema import Needles, Recipe, Stage
-from sse_convert.recipe.stage_teacher import stage_teacher
 from sse_convert.surgery.compatibility import Match
 from sse_convert.surgery.positions import check_row_length, position_limit, stretch
-from sse_convert.surgery.stage_teachers import check_reads
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.stage_record import KEEP
 from sse_convert.trust import trusts_code
@@ -46,7 +42,7 @@ def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
 
 def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, match: Match) -> dict[str, Any]:
     """Everything that decides what a stage computes, as nested JSON-ready data under recipe-like keys."""
-    settings = {key: value for key, value in dc.asdict(stage).items() if key not in (*_FREE, "teacher")}
+    settings = {key: value for key, value in dc.asdict(stage).items() if key not in _FREE}
     train = dc.asdict(recipe.train)
     deciding = ("mixed_precision", "compile", "seed", *(["lora"] if stage.train == "lora" else []))
     inputs: dict[str, Any] = {
@@ -63,14 +59,8 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
     if match.training:
         inputs["mixers"] = match.training
     if stage.loss != "ce":
-        inputs |= _teacher_identity(recipe, stage)
+        inputs["model"] = checkpoint_identity(recipe.model, recipe.revision)
     return inputs
-
-
-def _teacher_identity(recipe: Recipe, stage: Stage) -> dict[str, str]:
-    """What tells the teacher of a stage apart: the recipe's `model`, or the stage's own `teacher`."""
-    source = stage_teacher(recipe, stage)
-    return {"model" if stage.teacher is None else "teacher": checkpoint_identity(source.name, source.revision)}
 
 
 def _needles(recipe: Recipe, stage: Stage) -> Needles:
@@ -86,30 +76,8 @@ def _row_settings(recipe: Recipe, stage: Stage) -> dict[str, Any]:
     return {key: data[key] for key in ("train", "needles", "seed")}
 
 
-def other_teacher(recipe: Recipe, stage: Stage, checkpoint: CheckpointFiles) -> Teacher | None:
-    """The model that a stage learns from in place of the recipe's, opened; None for the recipe's.
-
-    Raises:
-        RecipeError: it has other tokens than the checkpoint, or cannot read the stage's rows.
-        CheckpointError: it cannot be opened, or is of no known family, quantised or converted.
-        HubError: the hub refused or cannot be reached.
-    """
-    if stage.teacher is None:
-        return None
-    source = stage_teacher(recipe, stage)
-    teacher = open_teacher(source.name, source.revision)
-    check_reads(stage, teacher)
-    check_same_tokens(checkpoint, teacher.files, stage.name)
-    return teacher
-
-
-def common_vocabulary(checkpoint: CheckpointFiles, teacher: Teacher | None) -> int | None:
-    """Tokens that the embeddings of a converted checkpoint and another teacher have both; None without one."""
-    return None if teacher is None else min(source_view(checkpoint).text.vocab_size, teacher.text.vocab_size)
-
-
-def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path, vocabulary: int | None = None) -> RowReader:
-    """The training rows of a stage. `vocabulary`: tokens that all its models embed; None means the checkpoint's.
+def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path) -> RowReader:
+    """The training rows of a stage.
 
     Raises:
         RecipeError: rows are longer than the model's context, or its family refuses the stage's rope.
@@ -120,7 +88,7 @@ def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path, vocabulary: int
     if stage.rope is not None:
         limit = position_limit(_stretched_config(checkpoint, stage))
     check_row_length(stage, limit)
-    if stage.loss != "ce" and stage.teacher is None:  # an earlier stage may have stretched the student
+    if stage.loss != "ce":  # an earlier stage may have stretched the student
         check_row_length(stage, position_limit(open_checkpoint(recipe.model, recipe.revision).config))
     return RowReader(
         recipe.data.train,
@@ -130,7 +98,7 @@ def stage_reader(recipe: Recipe, stage: Stage, checkpoint: Path, vocabulary: int
         needles=_needles(recipe, stage),
         loss_mask=stage.loss_mask,
         teacher=SamplingTeacher(recipe.model, recipe.revision),
-        vocab_size=vocabulary or config.get("vocab_size"),
+        vocab_size=config.get("vocab_size"),
     )
 
 

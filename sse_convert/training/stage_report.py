@@ -71,8 +71,6 @@ class StageReport(FieldsReport):
     that has a checkpoint; empty without looks"""
     kept: Literal["last", "best"] = "last"
     """weights that were handed on"""
-    teacher: str | None = None
-    """another model that the stage learned from, which a held-out KL is measured against; None for the model itself"""
     already_done: bool = False
     """whether an earlier run had finished it"""
 
@@ -127,8 +125,7 @@ class StageReport(FieldsReport):
         if not self.held_out.get("first"):
             return []
         first, last, best = (self.held_out[key] for key in ("first", "last", "best"))
-        to = f" to {self.teacher}" if self.teacher and self.held_out["judged"] == "valid_kl" else ""
-        line = f"{NAMES[self.held_out['judged']]}{to} {first['value']:.4f} -> {last['value']:.4f}"
+        line = f"{NAMES[self.held_out['judged']]} {first['value']:.4f} -> {last['value']:.4f}"
         if best is None or best["step"] == last["step"]:
             return [line]
         taken = ", which is kept" if self.kept == "best" else ""

@@ -171,7 +171,7 @@ def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder
     data = {"train": [Source(path=str(home / "train text.txt"))], "valid": [Source(path=str(home / "valid text.txt"))]}
     data = dc.replace(recipe.data, **data, needles=Needles(share=0.1, words=str(home / "words.json")))
     measured = dc.replace(recipe.eval, lm_eval=LMEval(tasks=["own"], include_path=str(home / "tasks")))
-    stage = Stage(name="s", loss="kl", tokens=65536, seq_len=512, lr=1e-3, teacher=str(home / "larger"))
+    stage = Stage(name="s", loss="kl", tokens=65536, seq_len=512, lr=1e-3)
     there = dc.replace(
         recipe,
         model=str(home / "teacher"),

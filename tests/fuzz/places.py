@@ -34,7 +34,6 @@ def recipe(model: str = "qwen3") -> dict[str, Any]:
             {
                 "name": "distill",
                 "loss": "kl",
-                "teacher": "qwen3",
                 "lr": {"mixers": 0.001, "rest": 1e-05},
                 **lengths,
             },

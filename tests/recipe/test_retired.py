@@ -16,7 +16,9 @@ from tests.recipe.recipes import small
 def test_a_key_says_what_to_do(key):
     *section, name = key.split(".")
     data = small()
-    inner = {section[0]: {**data.get(section[0], {}), name: 1}} if section else {name: 1}
+    inner = {section[0]: {**data.get(section[0], {}), name: 1}} if section and section != ["stages"] else {name: 1}
+    if section == ["stages"]:
+        inner = {"stages": [{**data["stages"][0], name: 1}]}
     with pytest.raises(RecipeError, match=f"{key}: was retired; {re.escape(RETIRED[key])}"):
         recipe_from_dict({**data, **inner})
 

@@ -227,8 +227,8 @@ def test_frozen_matrices_of_the_teacher_exist_once():
     assert own.held_low - other.held_low == 2 * frozen
     assert own.fixed() == other.fixed() - 2 * frozen
     assert own.fixed(Processes(2, sharded=True)) == other.fixed(Processes(2, sharded=True))
-    for changes in ({"loss": "ce", "train": "mixers"}, {"loss": "kl", "train": "mixers", "teacher": geometry()}):
-        assert memory(layers, **changes, shared=True) == memory(layers, **changes)
+    changes = {"loss": "ce", "train": "mixers"}
+    assert memory(layers, **changes, shared=True) == memory(layers, **changes)
 
 
 def test_what_is_frozen_is_the_teachers_until_more_is_trained():
@@ -349,8 +349,8 @@ def test_bounded_scores_are_written_out_for_all_pairs(tmp_path):
     sizes = dc.replace(geometry(), scores_written=True)
     options = {"lora": Lora(), "bf16": True, "cuda_graphs": False}
 
-    def pairs(layers, own=sizes, again=False, teacher=None, **changes):
-        return stage_memory(own, layers, stage(**changes), checkpointing=again, teacher=teacher, **options).per_pair
+    def pairs(layers, own=sizes, again=False, **changes):
+        return stage_memory(own, layers, stage(**changes), checkpointing=again, **options).per_pair
 
     sse = mixer_from_dict({"kind": "sse"})
     found = [pairs([None] * 2), pairs([None] * 2, again=True)]
@@ -363,7 +363,7 @@ def test_bounded_scores_are_written_out_for_all_pairs(tmp_path):
     assert found == [3 * one, one]  # of two layers and of the one at work
     assert pairs([sse, sse]) == 0
     assert pairs([sse, None], loss="layer_mse") == one  # the teacher's
-    assert pairs([sse, sse], geometry(), loss="kl", teacher=sizes) == one
+    assert pairs([sse, sse], loss="kl") == one
     for family, expected in (("gemma2", True), ("qwen3", False)):
         tiny_source(family).save_pretrained(tmp_path / family)
         assert geometry_of(open_teacher(tmp_path / family)).scores_written == expected

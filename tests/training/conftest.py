@@ -96,15 +96,6 @@ def teacher_folder(tmp_path_factory, tokenizer):
 
 
 @pytest.fixture(scope="session")
-def other_teacher(tmp_path_factory, tokenizer):
-    """A wider teacher with the same tokens, whose embedding is padded."""
-    folder = tmp_path_factory.mktemp("other")
-    make_llama(hidden=48, layers=2, vocab=352, seed=7).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def chats(tmp_path_factory):
     """A source of conversations; every third asks so long that some rows of 32 tokens hold no answer."""
     path = tmp_path_factory.mktemp("chats") / "chat.jsonl"

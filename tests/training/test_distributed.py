@@ -100,10 +100,10 @@ def windows(build, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def taught(build, converted, other_teacher, chats):
-    """A stage that learns answers alone from another teacher, and what it starts from; passes of one row, some without
+def answers(build, converted, chats):
+    """A stage that learns answers alone, and what it starts from; passes of one row, some without
     an answer, which only one of two processes may have."""
-    own = {**SIZE, "tokens": 512, "lr": GENTLE, "teacher": str(other_teacher), "loss_mask": "assistant"}
+    own = {**SIZE, "tokens": 512, "lr": GENTLE, "loss_mask": "assistant"}
     data = {"train": [chats], "valid": [chats]}
     return build(stages=[("distill", own)], data=data), converted
 
@@ -141,11 +141,11 @@ def alone(recipe, converted, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def launched(how, build, recipe, windows, taught, bf16, compiled, context, converted, tmp_path_factory):
+def launched(how, build, recipe, windows, answers, bf16, compiled, context, converted, tmp_path_factory):
     """The folder of all recipes' stages in two processes, started once for all: that takes longer than the stages."""
     folder = tmp_path_factory.mktemp("launched")
     sharded = {OLDEST: bf16, COMPILED: compiled, "context": context}
-    runs = {"taught": taught, "all": (recipe, converted), **(sharded if how == FSDP2 else {"windows": windows})}
+    runs = {"answers": answers, "all": (recipe, converted), **(sharded if how == FSDP2 else {"windows": windows})}
     told = {name: (recipe.to_dict(), str(checkpoint)) for name, (recipe, checkpoint) in runs.items()}
     (folder / "runs.json").write_text(json.dumps(told))
     with patch_environment(**how):
@@ -215,11 +215,11 @@ def test_windows_beside_sse_in_two_processes(how, windows, launched, tmp_path):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
-def test_answers_from_another_teacher_in_two_processes(taught, launched, tmp_path):
-    recipe, checkpoint = taught
+def test_answers_alone_in_two_processes(answers, launched, tmp_path):
+    recipe, checkpoint = answers
     run_stage(recipe, recipe.stages[0], checkpoint, tmp_path / "distill")
     for key in ("loss", "grad_norm", "predicted"):
-        expected, found = (torch.tensor(losses(at / "distill", key)) for at in (tmp_path, launched / "taught"))
+        expected, found = (torch.tensor(losses(at / "distill", key)) for at in (tmp_path, launched / "answers"))
         assert len(expected) == 4
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 

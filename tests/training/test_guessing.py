@@ -74,13 +74,6 @@ def test_a_stage_that_goes_on_or_follows_another_says_it_no_more(commands, make,
     assert "guessing" not in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("stopped")
-def test_a_stages_own_teacher_is_tried(make, converted, other_teacher, tmp_path, capsys):
-    with pytest.raises(Killed):
-        api.distill(make(("distill", {"teacher": str(other_teacher)})), converted, tmp_path / "made")
-    assert capsys.readouterr().err.count("no better than guessing one of 352 tokens") == 1
-
-
 def test_conversion_needs_neither_text_nor_tokenizer(make, teacher_folder, tmp_path, capsys):
     asked = make(data={"train": [{"path": str(tmp_path / "absent.txt")}]})
     api.convert(asked, tmp_path / "made")
