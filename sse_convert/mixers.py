@@ -62,12 +62,6 @@ FIXED: dict[str, dict[str, Any]] = {
         "balance": "none",
         "update": "delta",
     },
-    "mom": {
-        "gate": Gate(write=False, renormalise=True),
-        "shared_params": False,
-        "shared_queries": True,
-        "qk_rank": 0,
-    },
 }
 """the settings of SSE that make it one of the baselines"""
 
@@ -114,7 +108,7 @@ def _fits(annotation: Any, value: Any) -> bool:
 class SSEMixer:
     """Sparse State Expansion linear attention, of which gated linear attention and others are special cases."""
 
-    kind: Literal["sse", "paper", "gla", "gdn", "mom"] = "sse"
+    kind: Literal["sse", "paper", "gla", "gdn"] = "sse"
     """built-in mixer whose settings hold where the recipe gives none"""
     num_partitions: int = 4
     """N, sparse state partitions beside the shared one"""
@@ -132,10 +126,6 @@ class SSEMixer:
     """write and read gate"""
     shared_partition: bool = True
     """add the always-selected, ungated partition"""
-    shared_params: bool = True
-    """one projection set for all partitions; false adds one (zero-initialised) projection offset per partition"""
-    shared_queries: bool = False
-    """with shared_params: false, leave out the offsets of q: the partitions differ in k and v"""
     decay: Literal["gla", "scalar", "none"] = "gla"
     """data-dependent decay per key channel, per head, or none"""
     decay_params: Literal["shared", "separate"] = "shared"
@@ -185,24 +175,16 @@ class SSEMixer:
                 f"k_feature_map is '{self.k_feature_map}' with update: delta, whose states grow without bound unless "
                 "keys have norm 1 or less: use l2 or softmax, or update: gla",
             ),
-            (
-                self.shared_queries and self.shared_params,
-                "shared_queries is true but shared_params is true: there are no offsets to leave out",
-            ),
         ]
 
     def _router_checks(self) -> list[tuple[bool, str]]:
         """What is not built beside keys that choose partitions."""
-        expected = {"balance": "none", "shared_params": True}
         by_keys = self.router == "keys"
         return [
             (by_keys and self.num_partitions == 1, "router is 'keys' and num_partitions is 1, expected 2 or more"),
-            *(
-                (
-                    by_keys and getattr(self, name) != value,
-                    f"{name} is {getattr(self, name)!r}, with router: keys expected {value!r}",
-                )
-                for name, value in expected.items()
+            (
+                by_keys and self.balance != "none",
+                f"balance is {self.balance!r}, with router: keys expected 'none'",
             ),
         ]
 
@@ -297,7 +279,6 @@ BUILT_IN: dict[str, Mixer] = {
     "paper": SSEMixer(kind="paper"),
     "gla": SSEMixer(kind="gla", **FIXED["gla"], k_feature_map="silu"),
     "gdn": SSEMixer(kind="gdn", **FIXED["gdn"], **_GDN),
-    "mom": SSEMixer(kind="mom", **FIXED["mom"], **_GDN, top_k=2, update="delta"),
 }
 """the mixers that recipes know by name, in the order of the reference"""
 SSE_KINDS = ("sse", "sse+sliding", "paper")
@@ -308,11 +289,15 @@ RETIRED: dict[str, Any] = {
     "row_top_k": None,
     "output_gate": False,
     "partition_gate": "softmax",
+    "shared_params": True,
+    "shared_queries": False,
 }
 """settings that older recipes and checkpoints have, and the one value of each that layers still have"""
 
 
 def _class_of(kind: Any) -> type[Mixer]:
+    if kind == "mom":
+        raise _retired("kind", "mom", "gdn is the baseline that is left")
     if not isinstance(kind, str) or kind not in BUILT_IN:
         raise ValueError(f"mixer kind is {kind!r:.80}, expected one of {sorted(BUILT_IN)}")
     return type(BUILT_IN[kind])
@@ -351,7 +336,7 @@ def mixer_from_dict(data: dict[str, Any]) -> Mixer:
         raise ValueError(f"mixer {kind} has unknown fields {unknown}, expected some of {sorted(known)}")
     if isinstance(values.get("gate"), dict):
         values["gate"] = Gate(**values["gate"])
-    if kind in ("gdn", "mom"):
+    if kind == "gdn":
         return dc.replace(BUILT_IN[kind], **values)
     return cls(**{**FIXED.get(str(kind), {}), **values})
 

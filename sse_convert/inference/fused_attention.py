@@ -209,7 +209,6 @@ def _check_state_layer(attention: SSEAttention) -> None:
         (spec.value_norm is not None, "a norm of values"),
         (spec.qk_norm == "whole" or spec.norm_after_rotation, "norms of q and k over the whole, or after rotation"),
         (attention.rotates and spec.rotary_pairs != "halves", "rotation of neighbours"),
-        (not mixer.shared_params, "partitions with projections of their own"),
         (mixer.router == "keys", "partitions chosen by keys"),
         (attention.dims != attention.source_dims, "heads that see the whole row"),
         (width & (width - 1) != 0, f"heads of {width} values, no power of two"),

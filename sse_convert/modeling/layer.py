@@ -199,26 +199,22 @@ class SSEAttention(RoutedLayer):
         mixer = self.mixer
         flat_q, flat_k, flat_v = self.project(x) if projected is None else projected
         side = self._side_path(x)
-        offset_q, offset_k, offset_v = (
-            self._offset(flat, x, name) for flat, name in ((flat_q, "q"), (flat_k, "k"), (flat_v, "v"))
-        )
         groups = self.groups(flat_k)
-        q, k = sparse = self.queries(offset_q, rotation), self.keys(self.groups(offset_k), rotation)
+        q, k = sparse = self.queries(flat_q, rotation), self.keys(groups, rotation)
         precise = x if keeps_precision(x) else x.to(precise_dtype(x))
         log_decay = self._log_decay(precise, "sse_decay")
         shared: tuple[Tensor, ...] | None = None
         if mixer.shared_partition:
             if side is not None:
                 flat_q, groups = flat_q + side[0], groups + self.groups(side[1])
-            same = mixer.shared_params and side is None
-            shared_q, shared_k = sparse if same else (self.queries(flat_q, rotation), self.keys(groups, rotation))
+            shared_q, shared_k = (
+                sparse if side is None else (self.queries(flat_q, rotation), self.keys(groups, rotation))
+            )
             own_decay = mixer.decay_params == "separate" and mixer.decay != "none"
             shared_decay = self._log_decay(precise, "sse_shared_decay") if own_decay else log_decay
             shared = (shared_q, shared_k, shared_decay)
-            if not mixer.shared_params:
-                shared = (*shared, self.values(flat_v))
         logits, read_logits = self.choice_logits(precise, q, k)
-        v = self.values(offset_v)
+        v = self.values(flat_v)
         if mixer.num_partitions > 1 and not (mixer.gate.write or mixer.gate.read):
             v = v + (0 * logits.sum()).to(v.dtype)  # e is not used: a zero gradient for the router, which DDP waits for
         return {
@@ -323,26 +319,19 @@ class SSEAttention(RoutedLayer):
             return None
         return self.sse_delta_q_up(self.sse_delta_q_down(x)), self.sse_delta_k_up(self.sse_delta_k_down(x))
 
-    def _offset(self, flat: Tensor, x: Tensor, name: str) -> Tensor:
-        """The projection of each partition [T, N, out]; [T, out] where they share one."""
-        if not hasattr(self, f"sse_partition_{name}"):
-            return flat
-        weight = getattr(self, f"sse_partition_{name}").to(x.dtype)
-        return flat[:, None] + torch.einsum("th,noh->tno", x, weight)
-
     def groups(self, flat: Tensor) -> Tensor:
         """[..., kv heads, keys that each has, D] of projected keys."""
         heads, dim = self.dims.kv_heads, self.dims.head_dim
         return split_last(flat, heads, flat.shape[-1] // (heads * dim), dim)
 
     def queries(self, flat: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """q [T, (N,) Hq, D] of projections."""
+        """q [T, Hq, D] of projections."""
         if self.spec.qk_norm == "whole":
             flat = self._norm(0)(flat)
         return self._placed(split_last(flat, self.dims.query_heads, self.dims.head_dim), 0, rotation)
 
     def keys(self, k: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """k [T, (N,) H, D] for the operator to map, of `groups`."""
+        """k [T, H, D] for the operator to map, of `groups`."""
         if self.spec.qk_norm == "whole":
             whole = self._norm(1)(k.transpose(-3, -2).flatten(-2))
             k = split_last(whole, self.dims.kv_heads, self.dims.head_dim).transpose(-3, -2)
@@ -354,7 +343,7 @@ class SSEAttention(RoutedLayer):
         return norm
 
     def _placed(self, x: Tensor, which: int, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Heads of q (0) or k (1), [T, (N,) heads, D], normed if the family norms each head, and rotated."""
+        """Heads of q (0) or k (1), [T, heads, D], normed if the family norms each head, and rotated."""
         by_head = self.spec.qk_norm == "head"
         if by_head and not self.spec.norm_after_rotation:
             x = self._norm(which)(x)
@@ -362,11 +351,11 @@ class SSEAttention(RoutedLayer):
         return self._norm(which)(x) if by_head and self.spec.norm_after_rotation else x
 
     def rotated(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """x [T, (N,) heads, D], rotated as the family does."""
+        """x [T, heads, D], rotated as the family does."""
         return rotate(x, rotation, self.spec)
 
     def values(self, flat: Tensor) -> Tensor:
-        """v [T, (N,) H, V]; in float32 for float16 models, whose small outputs would underflow before the norm."""
+        """v [T, H, V]; in float32 for float16 models, whose small outputs would underflow before the norm."""
         v = self._per_state_head(value_heads(self, self.spec, self.dims, flat))
         return v.float() if v.dtype == torch.float16 else v
 

@@ -81,10 +81,6 @@ def new_tensors(dims: AttentionDims, mixer: SSEMixer) -> list[TensorSpec]:
     tensors += [TensorSpec("sse_out_scale", (output,)), TensorSpec("sse_k_scale", (heads,))]
     if isinstance(mixer, SSESlidingMixer):
         tensors.append(TensorSpec("sse_window_scale", (dims.query_heads,)))
-    if not mixer.shared_params:
-        keys, values = dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim
-        for name, out in (("q", query), ("k", keys), ("v", values))[int(mixer.shared_queries) :]:
-            tensors.append(TensorSpec(f"sse_partition_{name}", (partitions, out, hidden)))
     return tensors
 
 

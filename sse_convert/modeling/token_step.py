@@ -19,15 +19,14 @@ from sse_convert.modeling.token_heads import Flat, Rotation, Separate, TokenHead
 
 
 def takes_steps(layer: Any, x: Tensor, layout: SequenceLayout, state: Tensor) -> bool:
-    """Whether `LayerStep` computes this: new tokens x [B, hidden], one for each row, on a CPU, without gradients;
-    partitions that share projections; a state in one piece."""
+    """Whether `LayerStep` computes this: new tokens x [B, hidden], one for each row, on a CPU, without gradients; a
+    state in one piece."""
     alone = layout.max_seqlen == 1 and layout.tokens is None and layout.real is None
     if not alone or x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     mixer = layer.mixer
-    plain = mixer.router == "hidden" and mixer.shared_params
     kept = state.is_contiguous() and state.dtype == precise_dtype(x) and not torch.is_autocast_enabled("cpu")
-    return plain and kept and mixer.num_partitions > 1 and layer.backend in ("auto", "recurrent")
+    return mixer.router == "hidden" and kept and mixer.num_partitions > 1 and layer.backend in ("auto", "recurrent")
 
 
 class StepKeeper:

@@ -24,8 +24,6 @@ MEANING = {
     "gla": "Plain gated linear attention (the paper's baseline): one ungated partition that every token uses.",
     "gdn": "Gated DeltaNet (arXiv:2412.06464): one state under the delta rule. The decay is ours, for its calibration, "
     "in place of exp(A_log) softplus; the short convolution is left out.",
-    "mom": "Mixture of memories (arXiv:2502.13685): memories with own keys and values, read through a softmax router "
-    "whose weights are renormalised over the memories read, beside a shared one.",
 }
 """what each of them is"""
 _COUNT = {

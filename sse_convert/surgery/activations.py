@@ -76,9 +76,6 @@ def _sse_bytes(geometry: Geometry, mixer: SSEMixer, element: int) -> float:
     if mixer.router == "keys":  # a token is two to the kernels, made of copies of all its heads
         operator, routed = 2 * operator, 2 * routed
         routed += 2 * (element * (query + state + value) + 4 * state) + LOGIT_BYTES * heads * mixer.num_partitions
-    own = 1 if mixer.shared_params else mixer.num_partitions
-    key_sets, query_sets = own + mixer.shared_partition, (1 if mixer.shared_queries else own) + mixer.shared_partition
-    norms = 6 * geometry.qk_norm
-    maps = key_sets * (8 + norms) * state + query_sets * norms * query + element * (query + state)
-    values = 4 * value * (1 if mixer.shared_params else own + 1)
-    return operator + routed + maps + values + 16 * output
+    sets, norms = 1 + mixer.shared_partition, 6 * geometry.qk_norm
+    maps = sets * ((8 + norms) * state + norms * query) + element * (query + state)
+    return operator + routed + maps + 4 * value + 16 * output

@@ -330,7 +330,6 @@ def heads_of_layer_0(model, scale=None):
         {"kind": "sse", "qk_rank": 4, "state_heads": "query"},
         {"kind": "gla"},
         {"kind": "gdn"},
-        {"kind": "mom"},
         WINDOW,
     ],
 )

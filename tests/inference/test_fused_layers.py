@@ -214,13 +214,6 @@ def test_what_is_more_than_its_weights_is_called(kind: str, name: str, device: s
     torch.testing.assert_close(TokenStep(model, cache, tokens, 20)(), expected[:, 0], **CLOSE)
 
 
-def test_what_is_not_known_of_a_mixer_is_called(device: str) -> None:
-    model = hybrid({**DECAYED, "shared_params": False}, device)
-    assert not_fused(model) == {"model.layers.0.self_attn": "partitions with projections of their own"}
-    found = assert_steps_agree(model)
-    assert device == "cuda" or found == {**whole(1), "gated_product_kernel": 2, "added_product_kernel": 3}
-
-
 def test_weights_in_another_dtype_are_not_read(device: str) -> None:
     model = source("qwen3", device)
     model.model.layers[0].mlp.up_proj.weight.data = model.model.layers[0].mlp.up_proj.weight.data.bfloat16()

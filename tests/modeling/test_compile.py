@@ -13,10 +13,8 @@ from tests.modeling.test_layer import KNOBS, model_with
 from tests.modeling.tiny import prompts, tiny_model
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    **{name: KNOBS[name] for name in ("paper", "gdn", "mom", "delta, separate", "keys, delta")},
-    "own projections, of nearly all": {
-        "shared_params": False, "top_k": 3, "decay": "scalar", "rope": "keep"
-    },
+    **{name: KNOBS[name] for name in ("paper", "gdn", "renormalised", "delta, separate", "keys, delta")},
+    "of nearly all": {"top_k": 3, "decay": "scalar", "rope": "keep"},
     "query heads, separate decays": {"state_heads": "query", "decay_params": "separate"},
 }  # fmt: skip
 """every setting that has code of its own in a layer's forward, several to a compilation"""

@@ -29,7 +29,7 @@ DOCUMENTS = ([10, 38, 48], [96], [70, 3, 23])
 """the first row's last one begins at a rank's edge, the second row's spans all ranks, and the third's cross edges"""
 LAYERS = ("sse", "sse+sliding", "sliding", "full", "delta", "each", "turned", "keys")
 SIZES: dict[str, Any] = {"num_hidden_layers": len(LAYERS), "num_attention_heads": 4, "num_key_value_heads": 2}
-EACH = {"shared_params": False, "decay_params": "separate", "decay": "scalar", "top_k": 2}
+EACH = {"decay_params": "separate", "decay": "scalar", "top_k": 2}
 MIXERS = {
     "each": {**SSE, **EACH},
     "keys": {**SSE, "router": "keys", "balance": "none", "top_k": 2},

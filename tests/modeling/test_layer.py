@@ -30,14 +30,12 @@ KNOBS: dict[str, dict[str, Any]] = {
     "identity": {"k_feature_map": "identity"},
     "no shared": {"shared_partition": False, "qk_rank": 0},
     "no side path": {"qk_rank": 0},
-    "own projections": {"shared_params": False},
-    "own projections, rope": {"shared_params": False, "rope": "keep"},
     "scalar decay": {"decay": "scalar"},
     "no decay": {"decay": "none"},
     "separate decays": {"decay_params": "separate"},
     "separate scalar decays": {"decay_params": "separate", "decay": "scalar"},
     "query heads": {"state_heads": "query"},
-    "query heads, own projections": {"state_heads": "query", "shared_params": False, "rope": "keep"},
+    "query heads, rope": {"state_heads": "query", "rope": "keep"},
     "rope": {"rope": "keep"},
     "l2": {"k_feature_map": "l2"},
     "renormalised": {"top_k": 2, "gate": {"write": True, "read": True, "renormalise": True}},
@@ -53,14 +51,10 @@ KNOBS: dict[str, dict[str, Any]] = {
         **{"router": "keys", "balance": "none", "rope": "keep", "top_k": 2},
         "gate": {"write": False, "read": False},
     },
-    "own keys and values": {"shared_params": False, "shared_queries": True},
     "gla": {"kind": "gla"},
     "gla, rope, query heads": {"kind": "gla", "rope": "keep", "state_heads": "query"},
     "gdn": {"kind": "gdn"},
     "gdn, rope, query heads": {"kind": "gdn", "rope": "keep", "state_heads": "query"},
-    "mom": {"kind": "mom"},
-    "mom of gla": {"kind": "mom", "update": "gla", "k_feature_map": "softmax", "num_partitions": 3, "top_k": 3},
-    "mom, one memory": {"kind": "mom", "num_partitions": 1, "top_k": 1},
 }
 
 
@@ -207,54 +201,6 @@ def states_of(knobs: dict[str, Any], x: Tensor) -> tuple[Tensor, Tensor]:
     return o, state
 
 
-@pytest.mark.parametrize(("update", "plain"), [("delta", {"kind": "gdn"}), ("gla", {"kind": "gla", "decay": "scalar"})])
-def test_one_memory_is_the_plain_mixer_beside_a_shared_one(update: str, plain: dict[str, Any]) -> None:
-    """With offsets of zero both memories see the same keys and values, so the sum is twice the plain mixer."""
-    x = torch.randn(40, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    memories = {"kind": "mom", "num_partitions": 1, "top_k": 1, "update": update, "k_feature_map": "l2"}
-    o, state = states_of({**plain, "k_feature_map": "l2"}, x)
-    mixed, states = states_of(memories, x)
-    torch.testing.assert_close(mixed, 2 * o, atol=1e-12, rtol=0)
-    torch.testing.assert_close(states, state.expand(1, 2, -1, -1, -1), atol=1e-12, rtol=0)
-
-
-def test_a_mixture_of_memories_by_its_equations() -> None:
-    """arXiv:2502.13685: own keys and values, gated writes into none but the selected, outputs mixed by renormalised
-    scores, and the shared memory.
-    """
-    layer = model_with({"kind": "mom", "state_heads": "query"}).sse_layers()[0]
-    T, heads, D, N = 20, 4, 8, 4
-    x = torch.randn(T, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    memories, outs = torch.zeros(N + 1, heads, D, D, dtype=x.dtype), []
-
-    def keys(flat: Tensor) -> Tensor:
-        k = layer.k_norm(flat.view(2, D)).repeat_interleave(2, 0) * layer.sse_k_scale[:, None]
-        silu = torch.nn.functional.silu(k)
-        return silu / (silu.square().sum(-1, keepdim=True) + 1e-6).sqrt()
-
-    with torch.no_grad():
-        for token in x:
-            scores = layer.sse_router(token).softmax(-1)
-            best = scores.argsort(descending=True)[:2]
-            q = layer.q_norm(layer.q_proj(token).view(heads, D)) * D**-0.5
-            decay = torch.sigmoid(layer.sse_decay_up(layer.sse_decay_down(token))) ** (1 / 16)
-            beta = torch.sigmoid(layer.sse_write_strength(token))
-            mixed = torch.zeros_like(memories[0])
-            for m in (*best.tolist(), N):
-                own = m < N
-                k = keys(layer.k_proj(token) + (layer.sse_partition_k[m] @ token if own else 0))
-                v = layer.v_proj(token) + (layer.sse_partition_v[m] @ token if own else 0)
-                v = v.view(2, D).repeat_interleave(2, 0)
-                erase = torch.eye(D) - beta[:, None, None] * k[:, :, None] * k[:, None]
-                memories[m] = (
-                    erase @ (decay[:, None, None] * memories[m]) + beta[:, None, None] * k[:, :, None] * v[:, None]
-                )
-                mixed += (scores[m] / scores[best].sum() if own else 1) * memories[m]
-            outs.append(torch.einsum("hd,hdv->hv", q, mixed))
-        o, _ = sse_attention(**layer.operator_inputs(x, None))
-    torch.testing.assert_close(o, torch.stack(outs), atol=1e-11, rtol=0)
-
-
 def test_what_both_kinds_of_partition_need_is_computed_once() -> None:
     x = torch.randn(5, 32, dtype=torch.float64)
     inputs = model_with(KNOBS["no side path"]).sse_layers()[0].operator_inputs(x, None)
@@ -263,9 +209,6 @@ def test_what_both_kinds_of_partition_need_is_computed_once() -> None:
     inputs = model_with({}).sse_layers()[0].operator_inputs(x, None)
     assert inputs["shared"][2] is inputs["log_decay"]
     assert not torch.equal(inputs["shared"][0], inputs["q"])
-    inputs = model_with({**KNOBS["no side path"], "shared_params": False}).sse_layers()[0].operator_inputs(x, None)
-    assert inputs["shared"][1].dim() == 3
-    assert inputs["k"].dim() == 4
 
 
 def test_a_layer_without_layout_refuses() -> None:

@@ -16,7 +16,7 @@ CLOSE = {"atol": 1e-10, "rtol": 0}
 @pytest.fixture(
     scope="module",
     params=[
-        ("qwen3", ("sse", "sliding", "mom", "full")),
+        ("qwen3", ("sse", "sliding", "mixed", "full")),
         ("gpt2", ("sse", "sliding")),
         ("llama", ("sse+sliding", "full")),
     ],

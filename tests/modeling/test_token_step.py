@@ -19,9 +19,8 @@ from tests.modeling.test_layer import KNOBS, model_with
 from tests.modeling.tiny import HEADS, MIXERS, prompts, tiny_model, tiny_source
 
 WITHOUT = {
-    "N=1", "reads more", "reads less", "own projections", "own projections, rope", "query heads, own projections",
-    "own keys and values", "gla", "gla, rope, query heads", "gdn", "gdn, rope, query heads", "mom", "mom of gla",
-    "mom, one memory", "keys", "keys, delta", "keys, no gate, rope",
+    "N=1", "reads more", "reads less", "gla", "gla, rope, query heads", "gdn", "gdn, rope, query heads", "keys",
+    "keys, delta", "keys, no gate, rope",
 }  # fmt: skip
 """settings whose layers have no such step"""
 

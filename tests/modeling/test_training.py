@@ -19,7 +19,7 @@ from tests.modeling.tiny import BASELINES, BESIDE, HEADS, LAYOUT, MIXERS, SSE, p
 FLAT = {
     "sse": {**SSE, "balance": "none"},
     "delta": {**SSE, "update": "delta", "k_feature_map": "l2", "balance": "none"},
-    "mom": {"kind": "mom", "balance": "none"},
+    "mixed": {**MIXERS["mixed"], "balance": "none"},
     "sse+sliding": {**MIXERS["sse+sliding"], "balance": "none"},
     "sse+sliding@0": {**MIXERS["sse+sliding@0"], "balance": "none"},
 }
@@ -151,12 +151,12 @@ def test_layers_without_balance_loss_add_nothing(mixers: dict[str, Any]) -> None
     assert bool(plain == loss)
 
 
-@pytest.mark.parametrize("mixer", ["sse", "delta", "mom"])
+@pytest.mark.parametrize("mixer", ["sse", "delta"])
 @pytest.mark.parametrize("gate", [{"write": True, "read": False}, {"write": False, "read": True}], ids=str)
 def test_the_task_loss_reaches_the_router(mixer: str, gate: dict[str, bool]) -> None:
     """Through either gate alone; keys of unit norm do not cancel it."""
-    settings = {"kind": "mom", "balance": "none"} if mixer == "mom" else {**FLAT[mixer], "gate": gate}
-    model = tiny_model("llama", (mixer, "full", "full", "full"), {mixer: settings}, dtype=torch.float64).train()
+    settings = {mixer: {**FLAT[mixer], "gate": gate}}
+    model = tiny_model("llama", (mixer, "full", "full", "full"), settings, dtype=torch.float64).train()
     _, gradients = loss_and_gradients(model)
     router, others = "model.layers.0.self_attn.sse_router.weight", "model.layers.0.self_attn.q_proj.weight"
     assert gradients[router].norm() > 1e-2 * gradients[others].norm()

@@ -206,11 +206,14 @@ MIXERS: dict[str, dict[str, Any]] = {
     "sliding@1": {"kind": "sliding", "window": 4, "sinks": 2, "full_heads": [1]},
     "sse+sliding@0": {**SSE, "kind": "sse+sliding", "window": 4, "sinks": 2, "full_heads": [0]},
     "gdn": {"kind": "gdn"},
-    "mom": {"kind": "mom"},
+    "mixed": {
+        **{**SSE, "update": "delta", "k_feature_map": "l2", "top_k": 2},
+        "gate": {"write": False, "renormalise": True},
+    },
     "delta": {**SSE, "update": "delta", "k_feature_map": "l2"},
 }
 LAYOUT = ("sse", "sliding", "sse", "full")
-BASELINES = ("gdn", "mom", "delta", "full")
+BASELINES = ("gdn", "mixed", "delta", "full")
 """the kinds that write by the delta rule"""
 BESIDE = ("sse+sliding", "sliding", "sse+sliding", "full")
 """SSE beside a window"""

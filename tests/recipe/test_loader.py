@@ -55,7 +55,7 @@ def test_all_problems_at_once_in_order_with_lines(tmp_path):
   line 6: mixers.sse: top_k is 9, expected 1 to num_partitions (4)
   line 7: mixers.both: window is 0, expected at least 1
   line 7: mixers.both: sinks is -1, expected 0 or more
-  line 8: mixers.local.kind: required, because 'local' is not one of sse, sse+sliding, sliding, paper, gla, gdn, mom
+  line 8: mixers.local.kind: required, because 'local' is not one of sse, sse+sliding, sliding, paper, gla, gdn
   line 9: mixers.full: 'full' is the untouched layer and has no settings; choose another name
   line 11: stages.0.lr: expected a number, got text '1e-3' (YAML reads 1e-3 as text; write 1.0e-3)
   line 12: stages.1.loss: expected one of layer_mse, kl, ce, got text 'klx'; did you mean 'kl'?
@@ -103,7 +103,7 @@ export: {dir: out}
 
 def test_mixers_are_told_apart_by_kind_or_name(tmp_path):
     mixers = {"wide": {"kind": "sliding", "window": 512}, "gla": {}, "sse": None, "mine": {"kind": "sse", "top_k": 2}}
-    mixers |= {"gdn": {"advanced": {"decay": "none"}}, "mom": {"num_partitions": 8}}
+    mixers |= {"gdn": {"advanced": {"decay": "none"}}}
     recipe = load_recipe(write(tmp_path, small(mixers=mixers)))
     assert recipe.mixers == {
         "wide": SlidingMixer(window=512),
@@ -111,7 +111,6 @@ def test_mixers_are_told_apart_by_kind_or_name(tmp_path):
         "sse": BUILT_IN["sse"],
         "mine": dc.replace(BUILT_IN["sse"], top_k=2),
         "gdn": dc.replace(BUILT_IN["gdn"], decay="none"),
-        "mom": dc.replace(BUILT_IN["mom"], num_partitions=8),
     }
 
 
@@ -162,9 +161,6 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
             {"mixers": {"paper": {"advanced": {"gate": {"renormalise": True}}}}},
             "mixers.paper: gate.renormalise makes the gate of a single partition 1 and the router learns nothing",
         ),
-        ({"mixers": {"mom": {"top_k": 1}}}, "mixers.mom: gate.renormalise makes the gate of a single partition 1"),
-        ({"mixers": {"mom": {"num_partitions": 1}}}, "mixers.mom: top_k is 2, expected 1 to num_partitions (1)"),
-        ({"mixers": {"mom": {"k_feature_map": "relu"}}}, "mixers.mom: k_feature_map is 'relu' with update: delta"),
         (
             {"mixers": {"sse": {"update": "delta", "k_feature_map": "silu"}}},
             "keys have norm 1 or less: use l2 or softmax",
@@ -179,10 +175,6 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ),
         ({"mixers": {"gdn": {"top_k": 2}}}, "mixers.gdn: top_k is 2, kind gdn has 1"),
         ({"mixers": {"gla": {"update": "delta"}}}, "mixers.gla: update is delta, kind gla has gla"),
-        (
-            {"mixers": {"sse": {"advanced": {"shared_queries": True}}}},
-            "mixers.sse: shared_queries is true but shared_params is true",
-        ),
         ({"stages": [STAGE, STAGE]}, "stages.1.name: 's' is already the name of stage 0"),
         ({"stages": [{**STAGE, "name": "a/b"}]}, "stages.0.name: 'a/b': expected letters, digits, - and _"),
         ({"stages": [{**STAGE, "tokens": 100}]}, "stages.0.tokens: 100 is less than one row (seq_len is 512)"),

@@ -9,12 +9,12 @@ from sse_convert.recipe.pattern import expand_pattern, layer_range
 from sse_convert.recipe.schema import Layers
 from tests.recipe.recipes import small, write
 
-MIXERS = ("sse", "gla", "gdn", "mom", "sliding")
+MIXERS = ("sse", "gla", "gdn", "sliding")
 
 
 def short(layers, count):
-    """One letter per layer: sse, gla, gdn, mom, window, Full."""
-    letters = {"sse": "s", "gla": "g", "gdn": "d", "mom": "m", "sliding": "w", "full": "F"}
+    """One letter per layer: sse, gla, gdn, window, Full."""
+    letters = {"sse": "s", "gla": "g", "gdn": "d", "sliding": "w", "full": "F"}
     return "".join(letters[name] for name in expand_pattern(layers, MIXERS, count))
 
 
@@ -34,7 +34,7 @@ def short(layers, count):
         (Layers(pattern=["sse"], overrides={3: "full", "-1": "gla"}), 5, "sssFg"),
         (Layers(overrides={2: "sse"}), 4, "FFsF"),
         (Layers(pattern=["sse", "gla", "full"]), 2, "sg"),
-        (Layers(pattern=["gdn", "mom", "full"]), 5, "dmFdm"),
+        (Layers(pattern=["gdn", "gla", "full"]), 5, "dgFdg"),
     ],
 )
 def test_expansion(layers, count, result):

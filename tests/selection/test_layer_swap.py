@@ -22,7 +22,6 @@ MIXERS = [
     BESIDE,
     BUILT_IN["gla"],
     BUILT_IN["gdn"],
-    BUILT_IN["mom"],
 ]
 
 

@@ -24,7 +24,7 @@ CASES = {
     "a state for each query head": SSESlidingMixer(state_heads="query", update="delta", k_feature_map="l2", **WINDOW),
     "a state for each key-value head": SSESlidingMixer(decay="scalar", **WINDOW),
     "keys of each query head": SSEMixer(**KEYS, state_heads="query"),
-    "offsets": SSEMixer(shared_params=False, qk_rank=0, decay_params="separate"),
+    "separate decays": SSEMixer(qk_rank=0, decay_params="separate"),
 }
 
 

@@ -16,7 +16,6 @@ MIXERS = {
     "gla": SSEMixer(top_k=2, qk_rank=4),
     "delta": SSEMixer(**DELTA, num_partitions=6, top_k=2, qk_rank=4),
     "rope": SSEMixer(rope="keep", qk_rank=4),
-    "offsets": SSEMixer(shared_params=False, qk_rank=0),
     "beside a window": SSESlidingMixer(**DELTA, qk_rank=4, window=5, sinks=2),
     "no sinks": SSESlidingMixer(qk_rank=4, window=4, sinks=0),
     "keys": SSESlidingMixer(**DELTA, router="keys", balance="none", qk_rank=4, window=5, sinks=2, top_k=2),

@@ -36,7 +36,6 @@ VARIANTS = [
     {"state_heads": "query"},
     {"decay": "scalar", "decay_params": "separate"},
     {"decay": "none", "shared_partition": False, "qk_rank": 0},
-    {"shared_params": False},
     {"kind": "sse+sliding", "window": 4, "sinks": 1},
 ]
 

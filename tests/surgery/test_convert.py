@@ -20,7 +20,6 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, OutputError, RecipeError, UsageError
 from sse_convert.files import digest
-from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery import convert as converting
 from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert_checkpoint, convert_layers
@@ -337,15 +336,6 @@ def test_nan_weights_are_found_on_request(tmp_path):
         convert_checkpoint(recipe(source), tmp_path / "out", check=True)
     assert not (tmp_path / "out").exists()
     convert_checkpoint(recipe(source), tmp_path / "out")
-
-
-def test_partition_offsets_are_written_layer_by_layer(teacher, tmp_path):
-    mixers = {"sse": SSEMixer(qk_rank=4, shared_params=False)}
-    report = convert_layers(open_teacher(teacher), ["sse"] * 4, mixers, tmp_path / "out", recipe=recipe(teacher))
-    offsets = {n: v for n, v in load_file(tmp_path / "out" / NEW_SHARD).items() if "sse_partition_" in n}
-    assert len(offsets) == 12
-    assert not any(value.any() for value in offsets.values())
-    assert report.added_tensors == len(load_file(tmp_path / "out" / NEW_SHARD))
 
 
 @pytest.mark.parametrize(

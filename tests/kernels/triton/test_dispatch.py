@@ -74,7 +74,6 @@ def trained(model: torch.nn.Module, layer: torch.nn.Module, layout: SequenceLayo
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: KNOBS[name] for name in ("paper", "delta, separate")},
     "others": {"top_k": 3, "k_feature_map": "silu", "decay": "scalar", "state_heads": "query"},
-    "own projections": {"top_k": 3, "shared_params": False},
 }
 
 

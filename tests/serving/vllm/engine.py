@@ -28,7 +28,6 @@ MIXERS: dict[str, Mixer] = {
     "sse+sliding": SSESlidingMixer(**SMALL, **DELTA, window=16, sinks=2),
     "gla+sliding": SSESlidingMixer(**SMALL, rope="keep", window=16, sinks=2),
     "gdn": BUILT_IN["gdn"],
-    "mom": BUILT_IN["mom"],
     "sliding": SlidingMixer(window=16, sinks=2),
     "heads": SlidingMixer(window=16, sinks=2, full_heads=(1,)),
     "large": SSEMixer(**{**SMALL, "num_partitions": 18}, **DELTA),

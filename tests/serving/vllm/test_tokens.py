@@ -14,7 +14,7 @@ LAYOUTS = {
     "beside windows": ["sse+sliding", "full", "gla+sliding"],
     "the recipe's": ["sse+sliding", "sliding", "full"],
     "no softmax": ["sse+sliding", "sse"],
-    "baselines": ["gdn", "full", "mom"],
+    "baselines": ["gdn", "full"],
 }
 FAMILIES = {
     "llama": {},
