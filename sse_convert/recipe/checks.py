@@ -13,7 +13,6 @@ from sse_convert.recipe.schema import (
     Layers,
     LearningRates,
     LMEval,
-    Lora,
     NeedleEval,
     Needles,
     Recipe,
@@ -25,19 +24,6 @@ from sse_convert.recipe.schema import (
 from sse_convert.recipe.stage_settings import Rope
 from sse_convert.recipe.units import format_count
 
-ROPE_NOT_BUILT = {
-    "dynamic": "its frequencies depend on the longest row seen so far, so a run could not be continued to the bit",
-    "longrope": "its factors per dimension come from a search that sse-convert does not do",
-    "llama3": "it has factors of its own for models that were trained with it",
-}
-"""rope types that transformers has and recipes refuse by name"""
-_ROPE_KEYS = {
-    None: ("rope_theta",),
-    "default": ("rope_theta",),
-    "linear": ("rope_theta", "factor"),
-    "yarn": ("rope_theta", "factor", "original_max_position_embeddings"),
-}
-_ROPE_REQUIRED = {None: ("rope_theta",), "default": (), "linear": ("factor",), "yarn": ("factor",)}
 _SHARE = re.compile(r"\d{1,2}(\.\d{1,6})?%", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 _MIXER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]{0,99}")
@@ -53,7 +39,6 @@ def check(part: Any) -> Iterator[Problem]:
         Needles: _needles,
         NeedleEval: _needle_eval,
         LMEval: _lm_eval,
-        Lora: _lora,
         Rope: _rope,
         Recipe: _recipe,
     }
@@ -199,17 +184,12 @@ def _stage_loss(stage: Stage) -> Iterator[Problem]:
 
 
 def _rope(rope: Rope) -> Iterator[Problem]:
-    kind = rope.rope_type
-    if kind in ROPE_NOT_BUILT:
-        why = f"rope_type '{kind}' is not offered: {ROPE_NOT_BUILT[kind]} (use yarn, or rope_theta)"
-        yield Problem(("rope_type",), why)
-        return
-    if kind not in _ROPE_KEYS:
-        yield Problem(("rope_type",), f"unknown rope_type '{kind}'" + suggest(kind, filter(None, _ROPE_KEYS)))
-        return
-    given, name = rope.given().keys() - {"rope_type"}, f"rope_type {kind}" if kind else "without rope_type"
-    yield from (Problem((key,), f"{name} needs {key}") for key in _ROPE_REQUIRED[kind] if key not in given)
-    yield from (Problem((key,), f"{name} has no {key}, remove it") for key in sorted(given - {*_ROPE_KEYS[kind]}))
+    if rope.rope_type and rope.factor is None:
+        yield Problem(("factor",), "rope_type yarn needs factor")
+    if not rope.rope_type and rope.rope_theta is None:
+        yield Problem(("rope_theta",), "without rope_type needs rope_theta")
+    if not rope.rope_type and rope.factor is not None:
+        yield Problem(("factor",), "without rope_type has no factor, remove it")
 
 
 def _source(source: Source) -> Iterator[Problem]:
@@ -236,11 +216,6 @@ def _needle_eval(needle: NeedleEval) -> Iterator[Problem]:
 
 def _lm_eval(settings: LMEval) -> Iterator[Problem]:
     yield from _not_empty(settings, "tasks", "lengths")
-
-
-def _lora(lora: Lora) -> Iterator[Problem]:
-    if lora.targets is not None:
-        yield from _not_empty(lora, "targets")
 
 
 def _held_out(train: Train, data: Data) -> Iterator[Problem]:

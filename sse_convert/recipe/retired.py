@@ -12,6 +12,8 @@ RETIRED = {
     "export.max_shard_size": "shards have 5 GB at most; remove it",
     "stages.teacher": "a stage learns from the recipe's model, the one that is converted; remove it",
     "train.backend": "the fastest that this machine has is taken, as `sse-convert doctor` says; remove it",
+    "train.alpha": "it is twice train.lora.rank; remove it",
+    "train.targets": "all linear modules of layers outside converted attention get an adapter; remove it",
     "train.trackers": "metrics.jsonl and the page of `sse-convert report` have the figures of every step; remove it",
 }
 """section and key -> what to do"""

@@ -77,11 +77,7 @@ class Lora:
     """PEFT LoRA on the teacher's frozen weights, used by stages with `train: lora` and merged on export."""
 
     rank: Annotated[int, Range(1, 65536)] = 16
-    """LoRA rank"""
-    alpha: Positive = 32.0
-    """LoRA alpha"""
-    targets: list[str] | None = None
-    """module name endings; unset picks the attention projections and the MLP"""
+    """LoRA rank; alpha is twice as much"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

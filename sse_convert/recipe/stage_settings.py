@@ -1,23 +1,21 @@
 """Recipe keys of a stage's rotary embedding. Read with `schema.py`."""
 
 import dataclasses as dc
-from typing import Annotated
+from typing import Annotated, Literal
 
-from sse_convert.recipe.ranges import Length, Range
+from sse_convert.recipe.ranges import Range
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Rope:
     """Rotary embedding of the student from a stage on, in transformers' `rope_parameters`; stored in config.json."""
 
-    rope_type: str | None = None
-    """default, linear or yarn; unset keeps the model's own type"""
+    rope_type: Literal["yarn"] | None = None
+    """yarn; unset keeps the model's own type"""
     rope_theta: Annotated[float, Range(1, 1e12, more=True)] | None = None
     """base of the frequencies; unset keeps the model's"""
     factor: Annotated[float, Range(1, 1e6)] | None = None
-    """positions the model is stretched to, as a multiple of those it was trained for"""
-    original_max_position_embeddings: Length | None = None
-    """yarn: positions it was trained for; unset means the model's own number"""
+    """yarn: positions the model is stretched to, as a multiple of those it was trained for"""
 
     def given(self) -> dict[str, float | int | str]:
         """The keys that are set."""

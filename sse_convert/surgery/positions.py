@@ -44,7 +44,7 @@ def stretched_limit(rope: Rope, limit: int, seq_len: int) -> int:
     """Positions after a stage's `rope`: `factor` times those before; without a factor, as many as its rows need."""
     if rope.factor is None:
         return max(limit, seq_len)
-    return max(limit, int(rope.factor * (rope.original_max_position_embeddings or limit)))
+    return max(limit, int(rope.factor * limit))
 
 
 def stretch(config: Any, stage: Stage) -> bool:

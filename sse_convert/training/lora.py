@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from sse_convert.errors import TrainingError
 from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.recipe.schema import Lora
 
@@ -15,36 +14,24 @@ LINEAR = (nn.Linear, Conv1D)
 """classes of the modules that multiply by a matrix; a class derived from them does more, as routers of experts do"""
 BASE = ".base_layer."
 """in the names of parameters beside which an adapter stands"""
+ALPHA = 2
+"""as a multiple of the rank"""
 _DOWN = ".lora_A.default.weight"
 _UP = ".lora_B.default.weight"
 
 
-def lora_targets(model: PreTrainedModel, settings: Lora, converted: set[str]) -> list[str]:
+def lora_targets(model: PreTrainedModel, converted: set[str]) -> list[str]:
     """Names of the linear modules that get an adapter: inside decoder layers, outside the converted attention.
 
     Args:
         model: the student.
-        settings: `targets` limits the choice to names that end so.
         converted: paths of the converted layers' attention.
-
-    Raises:
-        TrainingError: no module is left.
     """
-    names = [
+    return [
         name
         for name, module in backbone_of(model).named_modules(prefix=source_spec(model.config.model_type).backbone)
         if type(module) in LINEAR and not any(name.startswith(f"{path}.") for path in converted)
     ]
-    if settings.targets is None:
-        return names
-    wanted = tuple(f".{target}" for target in settings.targets)
-    if chosen := [name for name in names if f".{name}".endswith(wanted)]:
-        return chosen
-    raise TrainingError(
-        f"train.lora.targets {settings.targets} match no module",
-        expected=f"endings such as {sorted({name.rsplit('.', 1)[-1] for name in names})}",
-        fix="correct train.lora.targets, or leave it unset",
-    )
 
 
 def peft_targets(model: PreTrainedModel) -> list[str]:
@@ -69,13 +56,13 @@ def add_lora(model: PreTrainedModel, settings: Lora, targets: list[str], seed: i
 
     Args:
         model: the student, on the CPU.
-        settings: rank and alpha.
+        settings: the rank.
         targets: from `lora_targets`.
         seed: of the adapters' weights, the same on every process: shards of different matrices would not fit together.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=targets)  # type: ignore[arg-type]
+    config = LoraConfig(r=settings.rank, lora_alpha=ALPHA * settings.rank, target_modules=targets)  # type: ignore[arg-type]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model)

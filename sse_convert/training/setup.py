@@ -239,7 +239,7 @@ def prepare_parameters(model: PreTrainedModel, stage: Stage, train: Train) -> No
     spec = source_spec(model.config.model_type)
     never = {name for name, p in model.named_parameters() if not p.requires_grad or spec.sees_images(name)}
     if stage.train == "lora":
-        targets = lora_targets(model, train.lora, set(converted_attention(model).values()))
+        targets = lora_targets(model, set(converted_attention(model).values()))
         add_lora(model, train.lora, targets, train.seed)
     for name, parameter in model.named_parameters():
         adapter = ".lora_" in name

@@ -197,7 +197,7 @@ def test_notes():
             r"stages.0.seq_len is 1024, beyond the 512 positions of the teacher \(stages.0.rope stretches them\)",
         ),
         (
-            {"stages": [{**STAGE, "loss": "ce", "seq_len": 2048, "rope": {"rope_type": "linear", "factor": 2.0}}]},
+            {"stages": [{**STAGE, "loss": "ce", "seq_len": 2048, "rope": {"rope_type": "yarn", "factor": 2.0}}]},
             "stages.0.seq_len is 2048, beyond the 1024 positions of the model with this rope",
         ),
         (

@@ -72,7 +72,7 @@ def test_a_tied_head_stays():
 def test_equal_frozen_parameters_exist_once():
     model, teacher = llama(), llama().to(LOW)
     teacher.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1
-    add_lora(model, Lora(rank=2), lora_targets(model, Lora(), set()), 0)
+    add_lora(model, Lora(rank=2), lora_targets(model, set()), 0)
     hold_low(model, LOW)
     share(model, teacher)
     of_teacher = {p.data_ptr() for p in teacher.parameters()}

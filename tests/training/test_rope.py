@@ -37,7 +37,6 @@ def logits(model, length=40):
     ("rope", "parameters", "positions"),
     [
         ({"rope_theta": 5e6}, {"rope_type": "default", "rope_theta": 5e6}, 1024),
-        ({"rope_type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}, 2048),
         (YARN, {**YARN, "rope_theta": 1e4, "original_max_position_embeddings": 512}, 2048),
     ],
 )
@@ -75,7 +74,7 @@ def test_every_family(family, tmp_path):
 def test_only_the_layers_that_see_everything_are_stretched():
     model = tiny_source("gemma3_text")
     local = dict(model.config.rope_parameters["sliding_attention"])
-    stretch_rope(model, stage(256, rope_type="linear", factor=8.0))
+    stretch_rope(model, stage(256, rope_type="yarn", factor=8.0))
     assert model.config.rope_parameters["sliding_attention"] == local
     assert model.config.rope_parameters["full_attention"]["factor"] == 8.0
 
@@ -97,10 +96,10 @@ def test_what_is_kept_of_the_old_parameters():
     half = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     found = stretched_rope(half, Rope(**YARN), 4096)
     assert found == {**half, **YARN, "original_max_position_embeddings": 4096}
-    assert stretched_rope(llama3, Rope(rope_type="linear", factor=2.0), 131072) == {
-        "rope_type": "linear",
+    assert stretched_rope(llama3, Rope(**YARN), 131072) == {
+        **YARN,
         "rope_theta": 5e5,
-        "factor": 2.0,
+        "original_max_position_embeddings": 131072,
     }
 
 
