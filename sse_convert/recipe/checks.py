@@ -220,11 +220,8 @@ def _lm_eval(settings: LMEval) -> Iterator[Problem]:
 
 def _held_out(train: Train, data: Data) -> Iterator[Problem]:
     """What looks at held-out text need."""
-    if train.keep == "best" and train.validate_every is None:
-        yield Problem(("train", "keep"), "best is judged by held-out text, and validate_every is null; use last")
-    for key, asked in (("validate_every", train.validate_every not in ("auto", None)), ("keep", train.keep == "best")):
-        if asked and not data.valid:
-            yield Problem(("train", key), "needs held-out text; add a source to data.valid, or leave it out")
+    if train.validate_every not in ("auto", None) and not data.valid:
+        yield Problem(("train", "validate_every"), "needs held-out text; add a source to data.valid, or leave it out")
 
 
 def _recipe(recipe: Recipe) -> Iterator[Problem]:

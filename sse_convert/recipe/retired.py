@@ -13,9 +13,10 @@ RETIRED = {
     "stages.teacher": "a stage learns from the recipe's model, the one that is converted; remove it",
     "train.backend": "the fastest that this machine has is taken, as `sse-convert doctor` says; remove it",
     "train.alpha": "it is twice train.lora.rank; remove it",
+    "train.keep": "a stage hands on its last weights; where held-out text got worse, lower its tokens or lr; remove it",
     "train.targets": "all linear modules of layers outside converted attention get an adapter; remove it",
     "train.trackers": "metrics.jsonl and the page of `sse-convert report` have the figures of every step; remove it",
 }
 """section and key -> what to do"""
-DEFAULTS = {**RETIRED_OF_MIXERS, "backend": "auto", "max_shard_size": "5GB", "generation": None}
+DEFAULTS = {**RETIRED_OF_MIXERS, "backend": "auto", "max_shard_size": "5GB", "generation": None, "targets": None}
 """what keys were where nobody set them: a run that began with them goes on"""

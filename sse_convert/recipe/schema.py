@@ -291,8 +291,6 @@ class Train:
     validate_every: Auto | Tokens | None = "auto"
     """tokens between looks at `data.valid` while training: loss and KL, always on the same rows; auto: about 20 in a
     stage, over 2% of its tokens in all; null: none"""
-    keep: Literal["last", "best"] = "last"
-    """weights that a stage hands on: the last, or those of its checkpoint with the best held-out figure"""
     seed: Seed = 0
     """initialisation and training seed"""
 

@@ -1,4 +1,4 @@
-"""Training checkpoints: whole or absent, kept two deep and the best beside, good for another number of processes.
+"""Training checkpoints: whole or absent, kept two deep, good for another number of processes.
 
 A checkpoint is a folder `step-000100` with the weights and optimizer states that training changes (torch's distributed
 checkpoint format), the random state of each process, state.json, the step log up to there, and hashes.json with the
@@ -102,14 +102,13 @@ class Checkpoints:
         log = b"" if self._newest is None else _log_of(self._newest)
         write_text(self.folder / LOG, (log or b"").decode("utf-8"))
 
-    def save(self, step: int, parts: list[Part], state: dict[str, Any], best: int | None = None) -> None:
-        """Write a checkpoint and drop the ones before the last two, but for the best.
+    def save(self, step: int, parts: list[Part], state: dict[str, Any]) -> None:
+        """Write a checkpoint and drop the ones before the last two.
 
         Args:
             step: optimizer steps done.
             parts: what is trained.
             state: JSON-ready data to keep beside it.
-            best: step of a checkpoint that is kept, whatever comes after it.
 
         Raises:
             OutputError: it cannot be written, for example because the disk is full; earlier ones stay.
@@ -136,39 +135,23 @@ class Checkpoints:
             with _alone(self.folder):
                 partial.rename(final)
             sync_folder(self.folder)
-            self._drop([old for old in self._all()[:-KEPT] if _step_of(old) != best])
+            self._drop(self._all()[:-KEPT])
         self._accelerator.wait_for_everyone()
         self._newest, self._saved_at = final, time.monotonic()
         self._save_seconds = self._saved_at - began
 
-    def drop_others(self, best: int | None) -> None:
-        """Remove all checkpoints but the newest and the best."""
-        self._drop([path for path in self._all() if path != self._newest and _step_of(path) != best])
+    def drop_others(self) -> None:
+        """Remove all checkpoints but the newest."""
+        self._drop([path for path in self._all() if path != self._newest])
 
     def _drop(self, checkpoints: list[Path]) -> None:
         for old in checkpoints:
             old.rename(old.with_name(f".{old.name}"))
             shutil.rmtree(old.with_name(f".{old.name}"))
 
-    def load_best(self, step: int, parts: list[Part]) -> None:
-        """Put the checkpoint of a step into the parts.
-
-        Raises:
-            TrainingError: it is damaged or missing.
-        """
-        path = self.folder / f"step-{step:06d}"
-        if damage := self._damage(path):
-            raise TrainingError(
-                f"{path}, the best checkpoint by held-out text, is damaged: {', '.join(damage)}",
-                expected="the files as they were written",
-                fix="restore them from a copy, or set train.keep: last",
-            )
-        self.load(parts, path)
-
-    def load(self, parts: list[Part], path: Path | None = None) -> None:
-        """Put a checkpoint into the parts, the newest unless one is named, and its random state into this process (if
-        there was this one)."""
-        path = path or self._newest
+    def load(self, parts: list[Part]) -> None:
+        """Put the newest checkpoint into the parts, and its random state into this process (if there was this one)."""
+        path = self._newest
         assert path is not None, "nothing is saved"
         stored = _stored(parts)
         with _quiet(), _unwrapped():

@@ -17,17 +17,17 @@ from sse_convert.files import sync_folder
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_number, json_ready
 from sse_convert.training.schedule import Schedule
-from sse_convert.training.stage_record import KEEP, changes
+from sse_convert.training.stage_record import changes
 
 
 def differs_in_end(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether the inputs of two stages are the same but for where they end: the budget, and which weights are kept."""
+    """Whether the inputs of two stages are the same but for the budget."""
     return bool(changes(before, json_ready(now))) and not changes(_endless(before), json_ready(_endless(now)))
 
 
 def _endless(inputs: dict[str, Any]) -> dict[str, Any]:
     stage = {key: value for key, value in inputs.get("stage", {}).items() if key != "tokens"}
-    return {key: value for key, value in inputs.items() if key != KEEP} | {"stage": stage}
+    return inputs | {"stage": stage}
 
 
 def refuse_less(out: Path, work: Path, before: int, now: int) -> TrainingError:

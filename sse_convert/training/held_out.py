@@ -3,8 +3,6 @@
 What is trained is the same with and without them, to the last bit: models are in evaluation mode meanwhile, and random
 states and what routers remember are put back. A look has the model that trains and the teacher that is there for it, no
 copy of either, on the processes that train, with rows dealt out as those of a step are.
-
-The best look by which a checkpoint was written names the checkpoint that is kept beside the last ones.
 """
 
 import contextlib
@@ -63,16 +61,13 @@ class Looks:
 
     @staticmethod
     def of(recipe: Recipe, stage: Stage) -> "Looks | None":
-        """Those of a stage; None for none. They meet its checkpoints, whose best is kept."""
+        """Those of a stage; None for none."""
         wanted = recipe.train.validate_every
         if wanted is None or not recipe.data.valid:
             return None
-        schedule, saved = Schedule.of(stage), stage.checkpoint_steps
+        schedule = Schedule.of(stage)
         most = max(1, min(LOOKS, int(SHARE * schedule.steps * schedule.rows)))  # a look has one row or more
-        least = -(-schedule.steps // most) if wanted == "auto" else max(1, round(wanted / schedule.step_tokens))
-        every = -(-least // saved) * saved
-        if least < saved:
-            every = next(steps for steps in range(least, saved + 1) if saved % steps == 0)
+        every = -(-schedule.steps // most) if wanted == "auto" else max(1, round(wanted / schedule.step_tokens))
         tokens = SHARE * schedule.steps * schedule.step_tokens / (schedule.steps // every + 2)
         rows = max(1, min(MOST_ROWS, int(tokens // stage.seq_len)))
         return Looks(every, rows, int(SETTLED * schedule.steps))
@@ -157,13 +152,8 @@ class HeldOut:
         evenly = len(rows) % place.ranks == 0
         self._batches = micro_batches(_dealt_out(rows, place), micro_batch if evenly else 1, place)
         digest = hashlib.sha256(b"".join(row.input_ids.tobytes() + row.labels.tobytes() for row in rows)).hexdigest()
-        fresh: dict[str, Any] = {"rows": digest, "first": None, "last": None, "lowest": None, "worse": 0, "best": None}
+        fresh: dict[str, Any] = {"rows": digest, "first": None, "last": None, "lowest": None, "worse": 0}
         self.memory = memory if memory is not None and memory["rows"] == digest else fresh
-
-    @property
-    def best(self) -> int | None:
-        """Step of the checkpoint with the lowest figure."""
-        return None if self.memory["best"] is None else int(self.memory["best"]["step"])
 
     def look(self, step: int, *, last: bool) -> dict[str, float]:
         """The figures after a step (from 1), for its record; empty where no look is due. Every process must call it."""
@@ -175,12 +165,6 @@ class HeldOut:
             self._remember(step, value)
         return {**found, "valid_seconds": time.monotonic() - began}
 
-    def saved(self, step: int) -> None:
-        """Note that a checkpoint of this step is being written."""
-        last, best = self.memory["last"], self.memory["best"]
-        if last is not None and last["step"] == step and (best is None or last["value"] < best["value"]):
-            self.memory = {**self.memory, "best": last}
-
     def note(self) -> str:
         """The last figure, for the progress bar."""
         last = self.memory["last"]
@@ -188,8 +172,8 @@ class HeldOut:
 
     def summary(self) -> dict[str, Any]:
         """First, last and best look, and what they judge by; for the report."""
-        chosen = {key: self.memory[key] for key in ("first", "last", "best")}
-        return {"judged": self._objective.judged, **chosen}
+        first, last, best = (self.memory[key] for key in ("first", "last", "lowest"))
+        return {"judged": self._objective.judged, "first": first, "last": last, "best": best}
 
     def _sums(self) -> dict[str, float]:
         accelerator = self._objective.accelerator
@@ -213,7 +197,7 @@ class HeldOut:
             say(
                 f"warning: {self._name}: {NAMES[self._objective.judged]} was {lowest['value']:.4f} at step "
                 f"{lowest['step']:,} and is {value:.4f} at step {step:,}, worse in {PATIENCE} looks one after the "
-                "other; lower tokens or lr, or add text (train.keep: best takes the best checkpoint)"
+                "other; lower tokens or lr, or add text"
             )
 
 

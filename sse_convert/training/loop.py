@@ -101,11 +101,11 @@ def train(
             _report(accelerator, watch, now, record, checkpoints)
             compiling.after(now.step, aloud=accelerator.is_main_process)
             stopping, late = stop.wanted(), checkpoints.late()
-            regular = last or now.step // stage.checkpoint_steps > checkpoints.step // stage.checkpoint_steps
-            if regular or stopping or late:
+            due = last or now.step // stage.checkpoint_steps > checkpoints.step // stage.checkpoint_steps
+            if due or stopping or late:
                 state = {**dc.asdict(now), "position": step.position, "memory": objective.memory()}
                 state |= {"guard": watch.memory()}
-                _save(objective, now, state, checkpoints, held_out, regular=regular, last=last, stopping=stopping)
+                _save(objective, now, state, checkpoints, held_out, last=last, stopping=stopping)
             if stopping:
                 stop.obey()
         if stop.wanted():  # it came while the last step was saved
@@ -120,12 +120,11 @@ def _save(
     checkpoints: Checkpoints,
     held_out: HeldOut | None,
     *,
-    regular: bool,
     last: bool,
     stopping: bool,
 ) -> None:
     """Save, unless that would push out the last good checkpoint: while steps are left out, and weights that are not
-    finite. Only a regular checkpoint can become the best, so that neither signals nor slow machines choose it.
+    finite.
 
     Raises:
         TrainingError: weights are not finite, and no signal ends the stage anyway.
@@ -138,10 +137,8 @@ def _save(
             raise TrainingError(why, expected="finite weights", fix=last_good(checkpoints))
     else:
         if held_out is not None:
-            if regular:
-                held_out.saved(now.step)
             state |= {"held_out": held_out.memory}
-        checkpoints.save(now.step, objective.parts, state, best=None if held_out is None else held_out.best)
+        checkpoints.save(now.step, objective.parts, state)
         return
     if stopping and objective.accelerator.is_main_process:
         say(f"{why}; {kept(checkpoints)}")

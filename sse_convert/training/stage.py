@@ -177,7 +177,7 @@ class _StageRun:
         if not any(self.work.glob("step-*")):
             raise TrainingError(
                 f"{self.out} was trained on {tokens:,} tokens, and the training checkpoint in {self.work} is gone",
-                expected=f"tokens: {tokens} and train.keep as it was, or the checkpoint, to go on from",
+                expected=f"tokens: {tokens}, or the checkpoint, to go on from",
                 fix=f"put more tokens into a stage of their own, or delete {self.out} to train it anew",
             )
         return True
@@ -343,7 +343,6 @@ class _StageRun:
         try:
             with Background(self._steps(position)) as rows:
                 now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, watch, held_out)
-            self._take_best(objective, now, held_out)
         finally:
             objective.close()
         return objective, self._report(objective, now, {} if held_out is None else held_out.summary())
@@ -357,12 +356,6 @@ class _StageRun:
             return None
         size = self.chosen.micro_batch
         return HeldOut(objective, looks, read, micro_batch=size, place=self.place, name=self.stage.name, memory=memory)
-
-    def _take_best(self, objective: Objective, now: Progress, held_out: HeldOut | None) -> None:
-        """Where the recipe wants them, put the best weights in the place of the last."""
-        self.best = None if held_out is None else held_out.best
-        if self.recipe.train.keep == "best" and self.best not in (None, now.step):
-            self.checkpoints.load_best(self.best, objective.parts)
 
     def write(self, objective: Objective, report: StageReport) -> None:
         """Write the finished checkpoint under its own name."""
@@ -381,10 +374,9 @@ class _StageRun:
         self.accelerator.wait_for_everyone()
 
     def trim_work(self) -> None:
-        """Leave of a finished stage's work what a larger budget goes on from: the last training checkpoint, and
-        the best, for `train.keep`."""
+        """Leave of a finished stage's work what a larger budget goes on from: the last training checkpoint."""
         if self.accelerator.is_main_process:
-            self.checkpoints.drop_others(self.best)
+            self.checkpoints.drop_others()
             (self.work / metrics.FILE).unlink(missing_ok=True)  # the checkpoint has it
         self.accelerator.wait_for_everyone()
 
@@ -454,5 +446,4 @@ class _StageRun:
             chosen=dc.asdict(self.chosen),
             extended=self.extensions,
             held_out=held_out,
-            kept=self.recipe.train.keep,
         )

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.checkpoints.open import open_checkpoint
-from sse_convert.data.rows import RowReader, text_digests
+from sse_convert.data.rows import RowReader
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import TrainingError
 from sse_convert.modeling.auto import register
@@ -17,7 +17,6 @@ from sse_convert.recipe.schema import Needles, Recipe, Stage
 from sse_convert.surgery.compatibility import Match
 from sse_convert.surgery.positions import check_row_length, position_limit, stretch
 from sse_convert.training.schedule import Schedule
-from sse_convert.training.stage_record import KEEP
 from sse_convert.trust import trusts_code
 
 _FREE = ("name", "micro_batch", "gradient_checkpointing", "context_parallel", "checkpoint_steps", "needle_keys")
@@ -52,10 +51,6 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
         "data": _row_settings(recipe, stage),
         "text": reader.fingerprint(),
     }
-    if recipe.train.keep == "best":
-        valid = [dc.asdict(source) for source in recipe.data.valid]
-        every = recipe.train.validate_every
-        inputs[KEEP] = {"every": every, "valid": valid, "text": text_digests(recipe.data.valid)}
     if match.training:
         inputs["mixers"] = match.training
     if stage.loss != "ce":

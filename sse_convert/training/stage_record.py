@@ -11,8 +11,6 @@ from sse_convert.report import json_ready
 
 HISTORY = "extended"
 """key of a stage's inputs, once made: its earlier budgets"""
-KEEP = "keep"
-"""key of a stage's inputs: what says which weights are best, where those are kept"""
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, Any]:

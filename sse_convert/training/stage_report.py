@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any
 
 from sse_convert.report import FieldsReport, format_number, table
 from sse_convert.training.held_out import NAMES, is_worse
@@ -67,10 +67,8 @@ class StageReport(FieldsReport):
     extended: list[dict[str, Any]] = dc.field(default_factory=list)
     """earlier budgets: `tokens`, the `step` reached then, and whether learning rates were `seamless`"""
     held_out: dict[str, Any] = dc.field(default_factory=dict)
-    """looks at held-out text: what is `judged`, and `step` and `value` of the `first`, the `last` and the `best` one
-    that has a checkpoint; empty without looks"""
-    kept: Literal["last", "best"] = "last"
-    """weights that were handed on"""
+    """looks at held-out text: what is `judged`, and `step` and `value` of the `first`, the `last` and the `best` one;
+    empty without looks"""
     already_done: bool = False
     """whether an earlier run had finished it"""
 
@@ -107,10 +105,10 @@ class StageReport(FieldsReport):
             if not budget["seamless"]
         ]
         best, last = self.held_out.get("best"), self.held_out.get("last")
-        if self.kept == "last" and best and last and is_worse(last["value"], best["value"]):
+        if best and last and is_worse(last["value"], best["value"]):
             found.append(
                 f"{self.name}: {NAMES[self.held_out['judged']]} was {best['value']:.4f} at step {best['step']:,} and "
-                f"ended at {last['value']:.4f}; train.keep: best takes the weights of that step"
+                f"ended at {last['value']:.4f}; lower tokens or lr, or add text"
             )
         if self.rose:
             found.append(f"{self.name}: the loss ended above its start; lower lr, or lengthen the warmup")
@@ -128,8 +126,7 @@ class StageReport(FieldsReport):
         line = f"{NAMES[self.held_out['judged']]} {first['value']:.4f} -> {last['value']:.4f}"
         if best is None or best["step"] == last["step"]:
             return [line]
-        taken = ", which is kept" if self.kept == "best" else ""
-        return [f"{line}, best {best['value']:.4f} at step {best['step']:,}{taken}"]
+        return [f"{line}, best {best['value']:.4f} at step {best['step']:,}"]
 
     def _passes(self) -> list[str]:
         if max(self.text_passes, default=0) < 1:

@@ -1,5 +1,6 @@
 """Keys that were retired: a recipe's are named, a checkpoint's are read where layers still do the same."""
 
+import copy
 import re
 
 import pytest
@@ -14,13 +15,11 @@ from tests.recipe.recipes import small
 
 @pytest.mark.parametrize("key", RETIRED)
 def test_a_key_says_what_to_do(key):
-    *section, name = key.split(".")
-    data = small()
-    inner = {section[0]: {**data.get(section[0], {}), name: 1}} if section and section != ["stages"] else {name: 1}
-    if section == ["stages"]:
-        inner = {"stages": [{**data["stages"][0], name: 1}]}
-    with pytest.raises(RecipeError, match=f"{key}: was retired; {re.escape(RETIRED[key])}"):
-        recipe_from_dict({**data, **inner})
+    data, (*section, name) = copy.deepcopy(small()), key.split(".")
+    part = data.setdefault(section[0], {}) if section else data
+    (part[0] if isinstance(part, list) else part)[name] = 1
+    with pytest.raises(RecipeError, match=re.escape(f"{name}: was retired; {RETIRED[key]}")):
+        recipe_from_dict(data)
 
 
 @pytest.mark.parametrize("name", RETIRED_OF_MIXERS)

@@ -1,8 +1,7 @@
-"""Looks at held-out text: what they say, that they change nothing, and which checkpoint is best."""
+"""Looks at held-out text: what they say, and that they change nothing."""
 
 import dataclasses as dc
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from sse_convert.evaluation.perplexity import held_out_loss, make_windows
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert_checkpoint
-from sse_convert.training import checkpoint, held_out, loop
+from sse_convert.training import held_out, loop
 from sse_convert.training.held_out import HeldOut, Looks, held_out_rows
 from tests.training.conftest import losses, make_text
 from tests.training.test_resume import Killed, same, steps_then
@@ -112,65 +111,36 @@ def test_figures_are_those_of_an_evaluation(make, train, converted, teacher_fold
     assert looks_of(folder, "valid_kl")[0] == pytest.approx(watch.result().total.kl, rel=1e-5)
 
 
-def test_best_is_kept_beside_the_last_and_taken_where_the_recipe_says(watched, monkeypatch, tmp_path, capsys):
+def test_text_that_gets_worse_is_warned_of(watched, monkeypatch, capsys):
     values = iter([5.0, 1.0, 4.0, 4.1, 4.2, 4.0])
     real = HeldOut._sums
-
-    def sums(self):
-        return real(self) | {"loss": next(values), "tokens": 1.0}
-
-    monkeypatch.setattr(HeldOut, "_sums", sums)
-    last, report = watched("uptrain", "result")
+    monkeypatch.setattr(HeldOut, "_sums", lambda self: real(self) | {"loss": next(values), "tokens": 1.0})
+    _, report = watched("uptrain", "result")
     told = capsys.readouterr().err
     assert "warning: uptrain: held-out loss was 1.0000 at step 2 and is 4.2000 at step 5, worse in 3 looks" in told
     assert report.held_out["best"] == {"step": 2, "value": 1.0}
-    assert any("train.keep: best takes the weights of that step" in line for line in report.warnings())
-    saved = sorted(path.name for path in (tmp_path / "result.work").glob("step-*"))
-    assert saved == ["step-000002", "step-000006"]
-    shutil.copytree(last, tmp_path / "kept")
-
-    two, _ = watched("uptrain", "two", tokens=256, min_lr=1.0, settings={"validate_every": None})
-    six, _ = watched("uptrain", "six", min_lr=1.0, settings={"validate_every": None})
-    values = iter([5.0, 1.0, 4.0, 4.1, 4.2, 4.0])
-    best, report = watched("uptrain", "best", min_lr=1.0, settings={"validate_every": 128, "keep": "best"})
-    assert same(best, two)
-    assert not same(best, six)
-    assert report.lines()[1] == "held-out loss 5.0000 -> 4.0000, best 1.0000 at step 2, which is kept"
-    assert not [line for line in report.warnings() if "held-out" in line]
-    assert len(losses(best)) == 6
-
-    again, report = watched("uptrain", "result", settings={"validate_every": 128, "keep": "best"})
-    assert not report.already_done
-    assert not same(again, tmp_path / "kept")
-    assert watched("uptrain", "result", settings={"validate_every": 128, "keep": "best"})[1].already_done
+    assert report.lines()[1] == "held-out loss 5.0000 -> 4.0000, best 1.0000 at step 2"
+    assert "uptrain: held-out loss was 1.0000 at step 2 and ended at 4.0000; lower tokens or lr, or add text" in (
+        report.warnings()
+    )
 
 
-def test_a_checkpoint_of_a_slow_step_is_never_the_best(watched, monkeypatch):
-    values = iter([5.0, 1.0, 4.0, 4.1, 4.2, 4.5])
-    monkeypatch.setattr(HeldOut, "_sums", lambda self: {"loss": next(values), "tokens": 1.0})
-    monkeypatch.setattr(checkpoint, "LATE_SECONDS", 0.0)
-    monkeypatch.setattr(checkpoint, "LATE_SHARE", 1e9)
-    _, report = watched("uptrain", "result", checkpoint_steps=4)
-    assert report.held_out["best"] == {"step": 4, "value": 4.1}
-
-
-def test_looks_are_few_and_meet_checkpoints(make, text_folder):
+def test_looks_are_few(make, text_folder):
     valid = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder)}]}
 
-    def looks(steps, saved=100, data=valid, step=STEP, **train):
-        size = {"seq_len": 32, "batch_tokens": step, "checkpoint_steps": saved}
+    def looks(steps, data=valid, step=STEP, **train):
+        size = {"seq_len": 32, "batch_tokens": step}
         recipe = make(("uptrain", {**size, "tokens": step * steps}), data=data, train=train)
         return Looks.of(recipe, recipe.stages[0])
 
     found = looks(150)
-    assert found == Looks(10, 11, 37)
-    assert [step for step in range(1, 35) if found.due(step, last=step == 34)] == [1, 10, 20, 30, 34]
+    assert found == Looks(8, 9, 37)
+    assert [step for step in range(1, 35) if found.due(step, last=step == 34)] == [1, 8, 16, 24, 32, 34]
     assert sum(found.due(step, last=step == 150) for step in range(1, 151)) * found.rows * 32 <= 0.02 * 150 * STEP
-    assert looks(150, saved=97).every == 97
     short = looks(16, step=64)
     assert [step for step in range(1, 17) if short.due(step, last=step == 16)] == [1, 16]
     assert looks(100_000) == Looks(5000, held_out.MOST_ROWS, 25_000)
-    assert looks(1000, validate_every=STEP * 30).every == 50
+    assert looks(1000, validate_every=STEP * 30).every == 30
     assert looks(1000, validate_every=None) is None
     assert looks(1000, data={"train": valid["train"]}) is None
 
@@ -179,8 +149,6 @@ def test_looks_are_few_and_meet_checkpoints(make, text_folder):
     ("train", "message"),
     [
         ({"validate_every": "1M"}, "train.validate_every: needs held-out text"),
-        ({"keep": "best"}, "train.keep: needs held-out text"),
-        ({"keep": "best", "validate_every": None}, "validate_every is null"),
     ],
 )
 def test_looks_need_text(make, train, message):
