@@ -39,13 +39,13 @@ from sse_convert.console import say
 from sse_convert.data.overlap import overlap
 from sse_convert.data.rows import check_sources, text_digests
 from sse_convert.errors import CheckpointError, OutputError
-from sse_convert.evaluation.evaluate import Evaluator, measures, publish
+from sse_convert.evaluation.evaluate import Evaluator, measures
 from sse_convert.evaluation.long_rows import splits_rows
 from sse_convert.evaluation.report import EVALUATION_FILE
 from sse_convert.evaluation.tasks import check_texts
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
-from sse_convert.files import is_leftover, write_text
+from sse_convert.files import is_leftover, write_json, write_text
 from sse_convert.pages.collect import RECIPE, read_evaluation, stages_folder
 from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, open_choice
 from sse_convert.recipe.schema import Recipe
@@ -62,12 +62,11 @@ from sse_convert.training.stage import run_stage
 from sse_convert.training.stage_inputs import check_stage
 from sse_convert.training.stage_record import finished, refuse_changes, write_record
 
-PLOT = "evaluation.png"
 _MADE = ".made"
 """folder in that of the export step, where the result is until the step is recorded"""
 _UNFINISHED = f".{STAGE_FILE}"
-_LEFT_BY_STEPS = {STAGE_FILE, _UNFINISHED, MANIFEST, EVALUATION_FILE, PLOT, _MADE}
-"""what steps leave that make no checkpoint; a checkpoint's provenance says whose it is"""
+_LEFT_BY_STEPS = {STAGE_FILE, _UNFINISHED, MANIFEST, EVALUATION_FILE, "evaluation.png", _MADE}
+"""what steps leave, or left once, that make no checkpoint; a checkpoint's provenance says whose it is"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,7 +254,15 @@ def _measure(recipe: Recipe, folder: Path, steps: "_Steps") -> Path | None:
         return None
 
     def write(at: Path) -> Report:
-        return _evaluate(Evaluator(recipe), folder, at, main=steps.accelerator.is_main_process)
+        """Figures in a folder that does not count as finished; by the main process, if others help."""
+        evaluator = Evaluator(recipe)
+        if steps.accelerator.is_main_process:
+            at.mkdir(parents=True)
+        report = evaluator.report(folder)
+        if steps.accelerator.is_main_process:
+            with found_before(report):
+                write_json(at / EVALUATION_FILE, report.to_dict())
+        return report
 
     helped = splits_rows(recipe)
     measured = steps.alone("eval", _eval_inputs(recipe, folder), write, helped=helped, result=EVALUATION_FILE)
@@ -433,14 +440,3 @@ def _eval_inputs(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
         },
         "text": text_digests(recipe.data.valid),
     }
-
-
-def _evaluate(evaluator: Evaluator, checkpoint: Path, folder: Path, *, main: bool) -> Report:
-    """Figures in a folder that does not count as finished; by the main process, if others help."""
-    if main:
-        folder.mkdir(parents=True)
-    report = evaluator.report(checkpoint)
-    if main:
-        with found_before(report):
-            publish(report, folder / EVALUATION_FILE, folder / PLOT)
-    return report

@@ -15,7 +15,6 @@ WRITERS = [
     lambda path: api.compare(["a", "b"], out=path),
     lambda path: api.report("a", out=path),
     lambda path: api.evaluate("qwen3-0.6b", "a", out=path),
-    lambda path: api.evaluate("qwen3-0.6b", "a", plot=path),
 ]
 RECIPE_WRITERS = [
     lambda path: api.recipes_new("a", path),

@@ -130,7 +130,6 @@ def evaluate(
     *,
     overrides: Sequence[str] | None = None,
     out: Path | None = None,
-    plot: Path | None = None,
     device: str | None = None,
 ) -> "EvalReport":
     """Measure a checkpoint beside its teacher as the recipe's `eval` says.
@@ -142,7 +141,6 @@ def evaluate(
         checkpoint: converted model, or a plain one to set beside the teacher; folder or hub id.
         overrides: `a.b=c` assignments (for a file or a name).
         out: JSON file for the report; an older one is replaced.
-        plot: PNG file for the plot.
         device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
 
     Raises:
@@ -150,14 +148,13 @@ def evaluate(
             stretches the student's; or the checkpoint was converted with other layers or mixers.
         CheckpointError, HubError, HardwareError: a model cannot be loaded.
         DataError: there is no usable held-out text, or the data of a task cannot be used.
-        OutputError: the report or the plot cannot be written, or there is a file of another kind.
+        OutputError: the report cannot be written, or there is a file of another kind.
         DependencyError: lm-eval is asked for and the extra `eval` is not installed.
     """
     from sse_convert.files import check_result
 
     check_result(out, ".json")
-    check_result(plot, ".png")
     recipe = recipe_of(checkpoint, recipe, overrides)
     from sse_convert.evaluation.evaluate import evaluate_checkpoint
 
-    return evaluate_checkpoint(recipe, checkpoint, out=out, plot=plot, device=device)
+    return evaluate_checkpoint(recipe, checkpoint, out=out, device=device)

@@ -1,7 +1,6 @@
 """Measure a converted model beside its teacher: the same windows, the same needles, the same machine."""
 
 import dataclasses as dc
-import functools
 import gc
 import itertools
 import os
@@ -27,7 +26,6 @@ from sse_convert.evaluation.agreement import Comparison, TeacherStates
 from sse_convert.evaluation.launched import found_by_all, meet_others
 from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.evaluation.perplexity import held_out_loss
-from sse_convert.evaluation.plot import plot as draw
 from sse_convert.evaluation.report import CacheSize, EvalReport, ModelScores
 from sse_convert.evaluation.retrieval import needle_score
 from sse_convert.evaluation.tasks import Tasks, check_lengths, make_tasks
@@ -55,7 +53,6 @@ def evaluate_checkpoint(
     checkpoint: str | Path,
     *,
     out: Path | None = None,
-    plot: Path | None = None,
     device: str | None = None,
 ) -> EvalReport:
     """Measure a checkpoint and the recipe's model as the recipe's `eval` says.
@@ -69,17 +66,10 @@ def evaluate_checkpoint(
     main = meet_others(recipe)
     evaluator = Evaluator(recipe, device)
     report = found_by_all(recipe, main, lambda: evaluator.report(checkpoint))
-    with found_before(report):
-        publish(report, out if main else None, plot if main else None)
+    if out is not None and main:
+        with found_before(report):
+            write_json(out, report.to_dict())
     return report
-
-
-def publish(report: EvalReport, out: Path | None, plot: Path | None) -> None:
-    """Write a report and draw it. Arguments and errors as of `evaluate`."""
-    if out is not None:
-        write_json(out, report.to_dict())
-    if plot is not None:
-        draw([report.to_dict()], plot)
 
 
 def measures(recipe: Recipe) -> bool:
@@ -89,7 +79,7 @@ def measures(recipe: Recipe) -> bool:
 
 
 class Evaluator:
-    """Measures checkpoints of one teacher one after the other; text, tasks and the teacher's own figures are made once.
+    """Measures a checkpoint beside its teacher, one after the other.
 
     Args:
         recipe: as for `evaluate`.
@@ -106,7 +96,6 @@ class Evaluator:
         self._sizes = geometry_of(self._source)
         self._context = context_limit(self._source.config)
         check_lengths(recipe, self._context)
-        self._tasks: Tasks | None = None
         self._together = LongRows.of(recipe)
 
     def report(self, checkpoint: str | Path) -> EvalReport:
@@ -122,11 +111,10 @@ class Evaluator:
             return self._report(checkpoint)
 
     def _report(self, checkpoint: str | Path) -> EvalReport:
-        if self._tasks is None:
-            tokenizer, vocabulary = load_tokenizer(checkpoint), decoder_config(self._source.config).vocab_size
-            self._tasks = make_tasks(self._recipe, tokenizer, vocabulary)
-        tasks = self._tasks
-        teacher, mixers, states = self._teacher
+        vocabulary = decoder_config(self._source.config).vocab_size
+        tasks = make_tasks(self._recipe, load_tokenizer(checkpoint), vocabulary)
+        states = [TeacherStates() for _ in tasks.windows]
+        teacher, mixers = self._measure(tasks, self._recipe.model, self._recipe.revision, states)
         watchers = [Comparison(windows, known) for windows, known in zip(tasks.windows, states, strict=True)]
         student, own = self._measure(tasks, checkpoint, None, watchers)
         return EvalReport(
@@ -135,19 +123,13 @@ class Evaluator:
             cache=cache_table(self._sizes, mixers, own, tasks),
             conditions={
                 **_conditions(self._recipe, self._context, self._place, self._dtype, tasks),
-                "vocab_size": decoder_config(self._source.config).vocab_size,
+                "vocab_size": vocabulary,
             },
         )
 
     @property
     def _dtype(self) -> torch.dtype:
         return torch.float32 if self._place.type == "cpu" else (self._source.config.dtype or torch.float32)
-
-    @functools.cached_property
-    def _teacher(self) -> tuple[ModelScores, Mixers, list[TeacherStates]]:
-        assert self._tasks is not None
-        states = [TeacherStates() for _ in self._tasks.windows]
-        return *self._measure(self._tasks, self._recipe.model, self._recipe.revision, states), states
 
     def _measure(
         self, tasks: Tasks, source: str | Path, revision: str | None, watchers: Sequence[TeacherStates | Comparison]

@@ -10,7 +10,7 @@ from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError, DataError, HardwareError, OutputError, RecipeError
 from sse_convert.evaluation import evaluate as evaluation
-from sse_convert.evaluation.evaluate import Evaluator, evaluate_checkpoint, model_mixers
+from sse_convert.evaluation.evaluate import evaluate_checkpoint, model_mixers
 from sse_convert.evaluation.tasks import make_tasks
 from sse_convert.evaluation.throughput import throughput
 from sse_convert.recipe.schema import Eval, NeedleEval, Stage
@@ -25,9 +25,7 @@ def change(recipe, **settings):
 
 
 def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
-    report = evaluate_checkpoint(
-        recipe, student_folder, out=tmp_path / "deep" / "e.json", plot=tmp_path / "e.png", device="cpu"
-    )
+    report = evaluate_checkpoint(recipe, student_folder, out=tmp_path / "deep" / "e.json", device="cpu")
     data = json.loads((tmp_path / "deep" / "e.json").read_text())
     assert data == report.to_dict()
     assert set(data) == {
@@ -50,24 +48,10 @@ def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
     text = "\n".join(report.lines())
     for heading in ("held-out loss", "needle retrieval", "tokens/s and measured cache", "cache of one sequence"):
         assert heading in text
-    assert (tmp_path / "e.png").read_bytes().startswith(b"\x89PNG")
 
 
 def loss_of(data, model):
     return data[model]["held_out"][0]
-
-
-def test_one_teacher_serves_several_checkpoints(recipe, teacher_folder, student_folder, monkeypatch):
-    loaded = []
-    load = evaluation.load_model
-    monkeypatch.setattr(
-        evaluation, "load_model", lambda source, **options: loaded.append(source) or load(source, **options)
-    )
-    evaluator = Evaluator(change(recipe, needle=None, throughput=[]), "cpu")
-    first, second = evaluator.report(student_folder), evaluator.report(teacher_folder)
-    assert loaded == [str(teacher_folder), student_folder, teacher_folder]
-    assert first.teacher == second.teacher
-    assert second.student.agreement[0].total.top1 == 1.0
 
 
 def test_measured_cache_equals_the_formula(recipe, teacher_folder, student_folder):
