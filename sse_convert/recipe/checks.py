@@ -101,11 +101,8 @@ def _not_empty(part: Any, *keys: str) -> Iterator[Problem]:
 
 
 def _layers(layers: Layers) -> Iterator[Problem]:
-    if layers.pattern is not None and layers.ratio is not None:
-        yield Problem((), "pattern and ratio are both given; keep one")
-    for key in ("pattern", "ratio"):
-        if getattr(layers, key) is not None:
-            yield from _not_empty(layers, key)
+    if layers.pattern is not None:
+        yield from _not_empty(layers, "pattern")
     kept: list[tuple[Path, int | str]] = [(("keep", i), index) for i, index in enumerate(layers.keep)]
     overridden: list[tuple[Path, int | str]] = [(("overrides", index), index) for index in layers.overrides]
     for path, index in kept + overridden:
@@ -113,7 +110,7 @@ def _layers(layers: Layers) -> Iterator[Problem]:
             yield Problem(path, f"{index!r} is neither an index nor a range such as 3-5 or -4--1")
     runs = pattern_runs(layers)
     if (named := sum(count for _, count in runs)) > MOST_LAYERS:
-        yield Problem((), f"pattern or ratio names {named} layers, expected at most {MOST_LAYERS}")
+        yield Problem((), f"pattern names {named} layers, expected at most {MOST_LAYERS}")
     converted = {name for name, _ in runs} | {name for name in layers.overrides.values() if isinstance(name, str)}
     if not converted - {FULL} and (runs or layers.select is None):
         yield Problem((), "every layer stays 'full', so nothing is converted; use for example pattern: [sse, full]")

@@ -1,4 +1,4 @@
-"""Which mixer each layer gets. Pattern or ratio repeats to fill; then `keep`, then `overrides` win; then `select`."""
+"""Which mixer each layer gets. The pattern repeats to fill; then `keep`, then `overrides` win; then `select`."""
 
 import dataclasses as dc
 import re
@@ -215,15 +215,13 @@ def pattern_unit(layers: Layers) -> list[str]:
 
 def pattern_runs(layers: Layers) -> list[tuple[str, int]]:
     """The same unit as names and how often each is repeated: `[sse*2, full]` -> (sse, 2), (full, 1)."""
-    if layers.ratio:
-        return list(layers.ratio.items())
     repeats = [(entry, _REPEAT.fullmatch(entry)) for entry in layers.pattern or []]
     return [(found[1], int(found[2])) if found else (entry, 1) for entry, found in repeats]
 
 
 def mixer_name_problems(layers: Layers, mixers: Iterable[str]) -> list[str]:
     """A message for each mixer that `layers` uses and nothing defines."""
-    used = [("layers.ratio" if layers.ratio else "layers.pattern", name) for name, _ in pattern_runs(layers)]
+    used = [("layers.pattern", name) for name, _ in pattern_runs(layers)]
     used += [("layers.overrides", name) for name in layers.overrides.values() if isinstance(name, str)]
     known = (*mixers, FULL)
     problems = []

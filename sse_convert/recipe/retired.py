@@ -11,6 +11,7 @@ RETIRED = {
     "export.language": "the card has the languages of the teacher's, and can be edited; remove it",
     "export.max_shard_size": "shards have 5 GB at most; remove it",
     "stages.teacher": "a stage learns from the recipe's model, the one that is converted; remove it",
+    "layers.ratio": "write it as a pattern: {sse: 5, full: 1} is pattern: [sse*5, full]",
     "train.backend": "the fastest that this machine has is taken, as `sse-convert doctor` says; remove it",
     "train.alpha": "it is twice train.lora.rank; remove it",
     "train.keep": "a stage hands on its last weights; where held-out text got worse, lower its tokens or lr; remove it",
@@ -18,5 +19,12 @@ RETIRED = {
     "train.trackers": "metrics.jsonl and the page of `sse-convert report` have the figures of every step; remove it",
 }
 """section and key -> what to do"""
-DEFAULTS = {**RETIRED_OF_MIXERS, "backend": "auto", "max_shard_size": "5GB", "generation": None, "targets": None}
+DEFAULTS = {
+    **RETIRED_OF_MIXERS,
+    "backend": "auto",
+    "max_shard_size": "5GB",
+    "generation": None,
+    "targets": None,
+    "ratio": None,
+}
 """what keys were where nobody set them: a run that began with them goes on"""

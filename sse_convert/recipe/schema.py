@@ -46,12 +46,10 @@ class FullHeads:
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Layers:
-    """Which mixer each layer gets. Later and more specific lines win: pattern or ratio, keep, overrides, select."""
+    """Which mixer each layer gets. Later and more specific lines win: pattern, keep, overrides, select."""
 
     pattern: list[str] | None = None
     """mixer names, repeated to fill all layers; `sse*5` stands for five"""
-    ratio: dict[str, Annotated[int, Range(1, 4096)]] | None = None
-    """mixer name to count, expanded in order and repeated, e.g. {sse: 5, full: 1}"""
     keep: list[int | str] = dc.field(default_factory=list)
     """layers left as softmax: indices, negative indices, ranges such as 3-5"""
     overrides: dict[int | str, str | FullHeads] = dc.field(default_factory=dict)

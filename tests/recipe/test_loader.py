@@ -132,8 +132,6 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
             "layers.overrides: mixer 'sse+slidng' is not defined; did you mean 'sse+sliding'?",
         ),
         ({"layers": {"pattern": []}}, "layers.pattern: is empty, name at least one"),
-        ({"layers": {"pattern": ["sse"], "ratio": {"sse": 1}}}, "layers: pattern and ratio are both given; keep one"),
-        ({"layers": {"ratio": {"sse": 0, "full": 1}}}, "layers.ratio.sse: 0 is too small, expected 1 or more"),
         ({"layers": {"pattern": ["full"]}}, "layers: every layer stays 'full', so nothing is converted"),
         ({"layers": {}}, "layers: every layer stays 'full', so nothing is converted"),
         ({"layers": {"pattern": ["sse"], "keep": ["3..5"]}}, "layers.keep.0: '3..5' is neither an index nor a range"),
@@ -299,7 +297,7 @@ def test_problems_of_separate_parts_come_together(tmp_path):
         ("export: {dir: .}", "export.dir: '.' has no name of its own"),
         ("export: {dir: a/../..}", "export.dir: 'a/../..' has no name of its own"),
         ("export: {dir: " + "n" * 252 + "}", "export.dir: the folder's name has 252 bytes, expected at most 200"),
-        ("layers: {pattern: [sse*9999, sse*9999]}", "pattern or ratio names 19998 layers, expected at most 10000"),
+        ("layers: {pattern: [sse*9999, sse*9999]}", "pattern names 19998 layers, expected at most 10000"),
         ("a: \x00", "unacceptable character"),
     ],
 )

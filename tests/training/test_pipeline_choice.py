@@ -168,7 +168,7 @@ def test_a_choice_needs_text(recipe, tmp_path):
 def test_runs_without_a_choice_have_the_inputs_of_older_versions(recipe, tmp_path):
     run_recipe(recipe(layers={"pattern": ["sse", "full"]}, stages=()))
     record = json.loads((tmp_path / "out.stages" / "00-convert" / "stage.json").read_text())
-    assert record["inputs"]["layers"].keys() == {"pattern", "ratio", "keep", "overrides"}
+    assert record["inputs"]["layers"].keys() == {"pattern", "keep", "overrides"}
 
 
 def test_select_chooses_as_a_run_does(recipe, tmp_path):
