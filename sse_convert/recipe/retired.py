@@ -10,6 +10,7 @@ RETIRED = {
     "data.separator": 'make a .jsonl file with a line for each document, such as {"text": "..."}',
     "export.language": "the card has the languages of the teacher's, and can be edited; remove it",
     "export.max_shard_size": "shards have 5 GB at most; remove it",
+    "stages.clip": "gradients of each part have a norm of 1 at most; remove it",
     "stages.teacher": "a stage learns from the recipe's model, the one that is converted; remove it",
     "layers.ratio": "write it as a pattern: {sse: 5, full: 1} is pattern: [sse*5, full]",
     "train.backend": "the fastest that this machine has is taken, as `sse-convert doctor` says; remove it",
@@ -26,5 +27,6 @@ DEFAULTS = {
     "generation": None,
     "targets": None,
     "ratio": None,
+    "clip": 1.0,
 }
 """what keys were where nobody set them: a run that began with them goes on"""

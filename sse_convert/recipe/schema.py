@@ -106,8 +106,6 @@ class Stage:
     """end of the cosine as a share of the peak"""
     weight_decay: NotNegative = 0.0
     """weight decay of matrices"""
-    clip: Positive = 1.0
-    """gradient norm limit"""
     gradient_checkpointing: Auto | bool = "auto"
     """recompute activations in the backward pass; auto: where the GPU's memory does not hold them"""
     loss_mask: Literal["all", "assistant"] = "all"

@@ -35,6 +35,9 @@ from sse_convert.training.router_collapse import LOOKS, CollapseWatch, collapse_
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.stop import Stop
 
+CLIP = 1.0
+"""of the gradient norm of each part"""
+
 
 @dc.dataclass(frozen=True, slots=True)
 class Progress:
@@ -174,7 +177,7 @@ def _gradients(objective: Objective, batches: Sequence[Batch], schedule: Schedul
 
 def _stepped(objective: Objective, stage: Stage, now: Progress, record: dict[str, Any]) -> Progress:
     """Make the step of the gradients at hand, or leave it out; completes the record. Returns where the stage stands."""
-    record["grad_norm"], made = _update(objective, stage.clip, record["loss"])
+    record["grad_norm"], made = _update(objective, record["loss"])
     after = dc.replace(now, step=now.step + 1, bad_in_a_row=0)
     if made:
         return after
@@ -182,12 +185,11 @@ def _stepped(objective: Objective, stage: Stage, now: Progress, record: dict[str
     return dc.replace(after, skipped=now.skipped + 1, bad_in_a_row=now.bad_in_a_row + 1)
 
 
-def _update(objective: Objective, clip: float, loss: float) -> tuple[float, bool]:
+def _update(objective: Objective, loss: float) -> tuple[float, bool]:
     """Clip each part's gradient and step its optimizer, unless something is not finite.
 
     Args:
         objective: holds the gradients.
-        clip: gradient norm limit of each part.
         loss: of the step.
 
     Returns:
@@ -197,7 +199,7 @@ def _update(objective: Objective, clip: float, loss: float) -> tuple[float, bool
     norms = []
     for part in objective.parts:
         accelerator.unscale_gradients(part.optimizer)
-        norms.append(float(whole(torch.nn.utils.clip_grad_norm_(part.module.parameters(), clip))))
+        norms.append(float(whole(torch.nn.utils.clip_grad_norm_(part.module.parameters(), CLIP))))
     norm = math.hypot(*norms)
     finite = math.isfinite(loss) and math.isfinite(norm)
     if finite or accelerator.scaler is not None:  # the scaler of fp16 lowers its scale in a step it skips

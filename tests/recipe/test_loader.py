@@ -196,7 +196,6 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"stages": [{**STAGE, "lr": {"mixers": 1, "new": 0, "rest": 1}}]}, "stages.0.lr.new: 0.0 is too small"),
         ({"stages": [{**STAGE, "warmup": 1}]}, "stages.0.warmup: 1.0 is not a share of the steps"),
         ({"stages": [{**STAGE, "min_lr": 2}]}, "stages.0.min_lr: 2.0 is too large, expected 1 or less"),
-        ({"stages": [{**STAGE, "clip": 0}]}, "stages.0.clip: 0.0 is too small, expected more than 0"),
         (
             {"stages": [{**STAGE, "loss": "layer_mse", "train": "mixers", "loss_mask": "assistant"}]},
             "stages.0.loss_mask: is for losses kl and ce, this stage's loss is layer_mse",

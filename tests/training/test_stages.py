@@ -157,7 +157,7 @@ def test_train_mixers_freezes_the_rest(train, converted, name):
 
 
 def test_two_learning_rates(train, converted):
-    folder, _ = train("uptrain", tokens=128, lr={"mixers": 1e-2, "rest": 1e-5}, clip=1e9)
+    folder, _ = train("uptrain", tokens=128, lr={"mixers": 1e-2, "rest": 1e-5})
     before, after = load_pretrained(converted).state_dict(), load_pretrained(folder).state_dict()
     step = {name: (after[name] - before[name]).abs().max().item() for name in before}
     mixers = tuple(f"{path}." for path in converted_attention(load_pretrained(converted)).values())
@@ -315,8 +315,8 @@ def test_a_finished_stage_is_not_repeated_and_not_mixed(make, train, converted, 
     assert again.already_done
     assert again.loss_last == report.loss_last
     train("uptrain", tokens=256, micro_batch=1, checkpoint_steps=7)  # these do not decide the result
-    with pytest.raises(TrainingError, match=r"stage\.clip was 1\.0, is 2\.0"):
-        train("uptrain", tokens=256, clip=2.0)
+    with pytest.raises(TrainingError, match=r"stage\.weight_decay was 0\.0, is 0\.5"):
+        train("uptrain", tokens=256, weight_decay=0.5)
     with pytest.raises(TrainingError, match="checkpoint was"):
         train("uptrain", tokens=256, checkpoint=folder)
     other = tmp_path / "other"
