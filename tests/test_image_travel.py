@@ -1,6 +1,5 @@
 """Models of images and text go the whole way through the command line, and on to where the package is not."""
 
-import dataclasses as dc
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError
 from sse_convert.modeling.architectures import IMAGE_TEXT, has_experts
 from sse_convert.modeling.auto import load_pretrained
+from sse_convert.surgery.convert import convert_layers
 from tests.modeling.tiny_images import IMAGE_MODELS, image_prompts, tiny_image_source, unless_broken
 from tests.surgery.models import recipe, recipe_data, save_teacher, tokens
 from tests.test_family_travel import ELSEWHERE, TWO_STEPS, does, elsewhere
@@ -42,8 +42,8 @@ def test_a_checkpoint_with_older_names_and_fields_converts(tmp_path: Path) -> No
     rows = [{"input_ids": tokens(), "position_ids": torch.arange(24).expand(2, -1)}]
     calibrate_checkpoint(settings, tmp_path / "converted", tmp_path / "calibrated", rows=rows)
     api.verify(tmp_path / "calibrated", teacher=source)
-    nothing = dc.replace(settings, layers=dc.replace(settings.layers, pattern=["full"]), mixers={})
-    api.convert(nothing, tmp_path / "same")
+    teacher = open_teacher(source)
+    convert_layers(teacher, ["full"] * teacher.num_layers, {}, tmp_path / "same", recipe=settings)
     inputs = image_prompts("qwen2_5_vl")
     with torch.no_grad():
         made = load_pretrained(tmp_path / "same")(**inputs).logits

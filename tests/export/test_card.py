@@ -40,22 +40,6 @@ def test_a_model_that_chats_is_asked_in_its_template(recipe, config):
     assert 'chat = [{"role": "user", "content": "What is a rainbow?"}]' in cards[1]
 
 
-def test_the_teacher_of_a_stage_is_named(recipe, config):
-    own = Stage(name="own", loss="kl", tokens=65536, seq_len=512, lr=0.001)
-    hub, here = (
-        dc.replace(own, name=name, teacher=teacher)
-        for name, teacher in (("hub", "someone/larger-8b@abc"), ("here", "/data/big"))
-    )
-    settings = dc.replace(recipe, model="someone/teacher-1b", stages=[own, hub, here]).to_dict()
-    card = ModelCard(model_card("tiny", config, settings, None, 12345))
-    assert card.data.base_model == "someone/teacher-1b"
-    link = "[someone/larger-8b@abc](https://huggingface.co/someone/larger-8b)"
-    assert f"- `hub` learned from the predictions of {link}" in card.text
-    assert "- `here` learned from the predictions of `big`" in card.text
-    assert "`own` learned" not in card.text
-    assert "Figures compare with the model that was converted" in card.text
-
-
 def test_measured_figures_are_the_model_index(recipe, config):
     report = make_report().to_dict()
     card = ModelCard(model_card("tiny", config, recipe.to_dict(), report, 12345))
