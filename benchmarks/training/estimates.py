@@ -144,7 +144,7 @@ class Row:
             found.geometry,
             found.layers,
             found.stage,
-            lora=found.recipe.train.lora,
+            lora_rank=found.recipe.train.lora_rank,
             bf16=True,
             checkpointing=chosen["gradient_checkpointing"],
             cuda_graphs=False,

@@ -181,12 +181,8 @@ def _stage_loss(stage: Stage) -> Iterator[Problem]:
 
 
 def _rope(rope: Rope) -> Iterator[Problem]:
-    if rope.rope_type and rope.factor is None:
-        yield Problem(("factor",), "rope_type yarn needs factor")
-    if not rope.rope_type and rope.rope_theta is None:
-        yield Problem(("rope_theta",), "without rope_type needs rope_theta")
-    if not rope.rope_type and rope.factor is not None:
-        yield Problem(("factor",), "without rope_type has no factor, remove it")
+    if not rope.given():
+        yield Problem((), "is empty, give it a rope_theta or a factor")
 
 
 def _source(source: Source) -> Iterator[Problem]:

@@ -13,10 +13,10 @@ RETIRED = {
     "stages.clip": "gradients of each part have a norm of 1 at most; remove it",
     "stages.teacher": "a stage learns from the recipe's model, the one that is converted; remove it",
     "layers.ratio": "write it as a pattern: {sse: 5, full: 1} is pattern: [sse*5, full]",
+    "stages.rope_type": "a factor alone means yarn; remove it",
     "train.backend": "the fastest that this machine has is taken, as `sse-convert doctor` says; remove it",
-    "train.alpha": "it is twice train.lora.rank; remove it",
     "train.keep": "a stage hands on its last weights; where held-out text got worse, lower its tokens or lr; remove it",
-    "train.targets": "all linear modules of layers outside converted attention get an adapter; remove it",
+    "train.lora": "write train.lora_rank for its rank; alpha is twice that, and all linear modules get an adapter",
     "train.trackers": "metrics.jsonl and the page of `sse-convert report` have the figures of every step; remove it",
 }
 """section and key -> what to do"""
@@ -25,7 +25,6 @@ DEFAULTS = {
     "backend": "auto",
     "max_shard_size": "5GB",
     "generation": None,
-    "targets": None,
     "ratio": None,
     "clip": 1.0,
 }

@@ -71,14 +71,6 @@ class LearningRates:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class Lora:
-    """PEFT LoRA on the teacher's frozen weights, used by stages with `train: lora` and merged on export."""
-
-    rank: Annotated[int, Range(1, 65536)] = 16
-    """LoRA rank; alpha is twice as much"""
-
-
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
     """One training stage."""
 
@@ -276,8 +268,8 @@ class Train:
 
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None
     """autocast type; unset means bf16 on a GPU, no on a CPU. Master weights are always float32"""
-    lora: Lora = dc.field(default_factory=Lora)
-    """used by stages with `train: lora`"""
+    lora_rank: Annotated[int, Range(1, 65536)] = 16
+    """of the adapters of stages with `train: lora`, which export merges; alpha is twice as much"""
     compile: Auto | bool = "auto"
     """torch.compile each decoder layer in kl and ce stages: a minute at first, then faster steps; auto: on GPUs, in
     stages long enough to pay for it, where no row is split"""

@@ -175,7 +175,7 @@ def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, ne
     of what is trained."""
     per_stage = _float32_bytes(geometry, layers)
     work = [
-        12 * KEPT_CHECKPOINTS * trained_parameters(geometry, layers, stage, recipe.train.lora)
+        12 * KEPT_CHECKPOINTS * trained_parameters(geometry, layers, stage, recipe.train.lora_rank)
         for stage in recipe.stages
     ]
     return own + new * (1 + recipe.calibrate.enabled) + per_stage * len(work) + max(work, default=0) + own + new
@@ -329,7 +329,7 @@ class _Stages:
             self._geometry,
             self._layers,
             stage,
-            lora=train.lora,
+            lora_rank=train.lora_rank,
             bf16=train.mixed_precision != "no",
             checkpointing=checkpointing,
             cuda_graphs=train.cuda_graphs,

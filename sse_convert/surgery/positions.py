@@ -11,7 +11,7 @@ from sse_convert.recipe.stage_settings import Rope
 _STRETCHED = "full_attention"
 """where rope_parameters differ by layer type (Gemma 3), the type that sees the whole context"""
 _KEPT = ("rope_theta", "partial_rotary_factor")
-"""parameters that a new rope_type takes over from the old one"""
+"""parameters that yarn takes over from another type"""
 
 
 def position_limit(config: Any) -> int | None:
@@ -32,7 +32,7 @@ def stretched_rope(before: dict[str, Any], rope: Rope, limit: int) -> dict[str, 
     """
     if any(isinstance(value, dict) for value in before.values()):
         return {**before, _STRETCHED: stretched_rope(before[_STRETCHED], rope, limit)}
-    kind = rope.rope_type or before.get("rope_type", "default")
+    kind = before.get("rope_type", "default") if rope.factor is None else "yarn"
     kept = before if kind == before.get("rope_type") else {key: before[key] for key in _KEPT if key in before}
     new = {**kept, "rope_type": kind, **rope.given()}
     if kind in ("yarn", "llama3"):
@@ -134,7 +134,7 @@ def check_row_length(stage: Stage, limit: int | None) -> None:
     """
     if limit is None or stage.seq_len <= limit:
         return
-    longer = "raise rope.factor" if stage.rope else "set the stage's rope (rope_theta: 5.0e+6, or rope_type: yarn)"
+    longer = "raise rope.factor" if stage.rope else "set the stage's rope (rope_theta: 5.0e+6, or factor: 4)"
     raise RecipeError(
         f"stage {stage.name}: seq_len is {stage.seq_len}, the model has {limit} positions",
         expected=f"at most {limit}",

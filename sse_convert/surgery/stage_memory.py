@@ -32,7 +32,7 @@ from typing import Any
 
 from sse_convert.mixers import SSEMixer, WindowMixer
 from sse_convert.modeling.logits import FUSED_BYTES
-from sse_convert.recipe.schema import Lora, Stage, Train
+from sse_convert.recipe.schema import Stage, Train
 from sse_convert.surgery.activations import SCORE_BYTES, block_keys, kept_by_attention, kept_by_layer, spared_by_layer
 from sse_convert.surgery.budget import Geometry, Mixers, added_parameters
 from sse_convert.surgery.memory import StageMemory
@@ -60,7 +60,7 @@ def compiles_layers(stage: Stage, train: Train) -> bool:
     return enough and stage.loss != "layer_mse" and stage.context_parallel == 1
 
 
-def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: Lora) -> int:
+def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora_rank: int) -> int:
     """Parameters that a stage trains: everything but what sees images, or new tensors and projections of converted
     layers (plus LoRA)."""
     added = added_elements(geometry, mixers)
@@ -69,7 +69,7 @@ def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora: L
     trained = added + _converted_attention(geometry, mixers)
     if stage.train == "lora":
         dense = 3 * (geometry.dims.hidden + geometry.intermediate)
-        trained += lora.rank * sum(geometry.at(i).dims.projected + dense for i in range(geometry.layers))
+        trained += lora_rank * sum(geometry.at(i).dims.projected + dense for i in range(geometry.layers))
     return trained
 
 
@@ -98,7 +98,7 @@ def stage_memory(
     mixers: Mixers,
     stage: Stage,
     *,
-    lora: Lora,
+    lora_rank: int,
     bf16: bool,
     checkpointing: bool,
     cuda_graphs: bool,
@@ -111,7 +111,7 @@ def stage_memory(
         geometry: the model's sizes.
         mixers: mixer of each layer.
         stage: loss and trained parameters are read; lengths are arguments of the result.
-        lora: LoRA settings of the recipe.
+        lora_rank: of the recipe.
         bf16: autocast to bfloat16 or float16.
         checkpointing: gradient checkpointing.
         cuda_graphs: passes are recorded, where the stage can have that.
@@ -122,7 +122,7 @@ def stage_memory(
         geometry=geometry,
         mixers=mixers,
         stage=stage,
-        lora=lora,
+        lora_rank=lora_rank,
         bf16=bf16,
         checkpointing=checkpointing,
         cuda_graphs=cuda_graphs,
@@ -139,7 +139,7 @@ class _Estimate:
     geometry: Geometry
     mixers: Mixers
     stage: Stage
-    lora: Lora
+    lora_rank: int
     bf16: bool
     checkpointing: bool
     cuda_graphs: bool
@@ -182,7 +182,7 @@ class _Estimate:
     def _weights(self) -> dict[str, Any]:
         """Fields that do not depend on rows."""
         geometry, added = self.geometry, added_elements(self.geometry, self.mixers)
-        trained = trained_parameters(geometry, self.mixers, self.stage, self.lora)
+        trained = trained_parameters(geometry, self.mixers, self.stage, self.lora_rank)
         if self.alone:
             trained = added + _converted_attention(geometry, self.mixers)
         weights = trained if self.alone else geometry.parameters + added

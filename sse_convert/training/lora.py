@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sse_convert.modeling.architectures import backbone_of, source_spec
-from sse_convert.recipe.schema import Lora
 
 LINEAR = (nn.Linear, Conv1D)
 """classes of the modules that multiply by a matrix; a class derived from them does more, as routers of experts do"""
@@ -51,18 +50,18 @@ def peft_targets(model: PreTrainedModel) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in linear if ".sse_" not in f".{name}"})
 
 
-def add_lora(model: PreTrainedModel, settings: Lora, targets: list[str], seed: int) -> None:
+def add_lora(model: PreTrainedModel, rank: int, targets: list[str], seed: int) -> None:
     """Put trainable adapters beside the target modules; everything else is frozen. The model's output is unchanged.
 
     Args:
         model: the student, on the CPU.
-        settings: the rank.
+        rank: of the adapters.
         targets: from `lora_targets`.
         seed: of the adapters' weights, the same on every process: shards of different matrices would not fit together.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    config = LoraConfig(r=settings.rank, lora_alpha=ALPHA * settings.rank, target_modules=targets)  # type: ignore[arg-type]
+    config = LoraConfig(r=rank, lora_alpha=ALPHA * rank, target_modules=targets)  # type: ignore[arg-type]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model)

@@ -240,7 +240,7 @@ def prepare_parameters(model: PreTrainedModel, stage: Stage, train: Train) -> No
     never = {name for name, p in model.named_parameters() if not p.requires_grad or spec.sees_images(name)}
     if stage.train == "lora":
         targets = lora_targets(model, set(converted_attention(model).values()))
-        add_lora(model, train.lora, targets, train.seed)
+        add_lora(model, train.lora_rank, targets, train.seed)
     for name, parameter in model.named_parameters():
         adapter = ".lora_" in name
         trained = adapter or name.startswith(attention) or stage.train == "all"

@@ -23,16 +23,10 @@ def problems_of(**changes):
     ("stage", "problem"),
     [
         ({**DISTILL, "rope": {"rope_theta": 1e6}}, "stages.0.rope: is for loss ce, this stage's loss is kl"),
-        ({**LONG, "rope": {}}, "stages.0.rope.rope_theta: without rope_type needs rope_theta"),
+        ({**LONG, "rope": {}}, "stages.0.rope: is empty, give it a rope_theta or a factor"),
         ({**LONG, "rope": {"rope_theta": 1}}, "stages.0.rope.rope_theta: 1.0 is too small, expected more than 1"),
-        ({**LONG, "rope": {"rope_type": "yran"}}, "stages.0.rope.rope_type: expected yarn, got text 'yran'"),
-        ({**LONG, "rope": {"rope_type": "yarn"}}, "stages.0.rope.factor: rope_type yarn needs factor"),
-        (
-            {**LONG, "rope": {"rope_type": "yarn", "factor": 0.5}},
-            "stages.0.rope.factor: 0.5 is too small, expected 1 or more",
-        ),
-        ({**LONG, "rope": {"rope_theta": 1e6, "factor": 2.0}}, "stages.0.rope.factor: without rope_type has no factor"),
-        ({**LONG, "rope": {"rope_type": "dynamic", "factor": 2.0}}, "stages.0.rope.rope_type: expected yarn"),
+        ({**LONG, "rope": {"factor": 0.5}}, "stages.0.rope.factor: 0.5 is too small, expected 1 or more"),
+        ({**LONG, "rope": {"rope_type": "yarn", "factor": 4}}, "stages.0.rope.rope_type: was retired; a factor alone"),
     ],
 )
 def test_each_problem_of_a_stage(stage, problem):

@@ -11,7 +11,7 @@ from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import build_config
 from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES, SHARE, logits_at_once
-from sse_convert.recipe.schema import Lora, Stage, Train
+from sse_convert.recipe.schema import Stage, Train
 from sse_convert.surgery.budget import Geometry, added_parameters
 from sse_convert.surgery.memory import GIB, MOST_TOKENS, ONE, USABLE, Processes, StageMemory, most_rows
 from sse_convert.surgery.plan import geometry_of
@@ -102,7 +102,7 @@ def stage(**changes):
 
 
 def memory(mixers, **changes):
-    options = {"lora": Lora(), "bf16": True, "checkpointing": False, "cuda_graphs": False}
+    options = {"lora_rank": 16, "bf16": True, "checkpointing": False, "cuda_graphs": False}
     sizes = geometry(len(mixers), changes.pop("document_masks", False))
     stage_changes = {key: changes.pop(key) for key in ("loss", "train", "context_parallel") if key in changes}
     return stage_memory(sizes, mixers, stage(**stage_changes), **{**options, **changes})
@@ -172,7 +172,7 @@ def test_where_peaks_show_nothing_less_for_frozen_matrices():
         every, frozen = (memory(mixers, train=train, loss="kl", **how) for train in ("all", "mixers"))
         assert (frozen.per_token, frozen.again, frozen.narrower) == (every.per_token, every.again, every.narrower)
     experts = dc.replace(geometry(), has_experts=True)
-    options = {"lora": Lora(), "bf16": True, "checkpointing": False, "cuda_graphs": False}
+    options = {"lora_rank": 16, "bf16": True, "checkpointing": False, "cuda_graphs": False}
     every, frozen = (stage_memory(experts, mixers, stage(train=train), **options) for train in ("all", "mixers"))
     assert (frozen.per_token, frozen.narrower) == (every.per_token, every.narrower)
 
@@ -196,7 +196,7 @@ def test_copies_of_frozen_weights_exist_a_layer_at_a_time_where_activations_are_
     added = added_parameters(geometry().dims, mixer)
     layers = [mixer, *[None] * 7]
     kept, twice = (memory(layers, loss="kl", train="lora", checkpointing=again) for again in (False, True))
-    trained = trained_parameters(geometry(8), layers, stage(train="lora"), Lora())
+    trained = trained_parameters(geometry(8), layers, stage(train="lora"), 16)
     assert kept.copies == 2 * (2_000_000 + added)
     assert twice.copies == 2 * (trained + 97 * 256 + (2_000_000 - 20_000 + added) // 8)
     assert kept.weights - kept.copies == twice.weights - twice.copies
@@ -237,9 +237,9 @@ def test_what_is_frozen_is_the_teachers_until_more_is_trained():
 def test_trained_parameters():
     mixer, sizes = mixer_from_dict({"kind": "sse"}), geometry()
     added = added_parameters(sizes.dims, mixer)
-    assert trained_parameters(sizes, [mixer, None], stage(), Lora()) == 2_000_000 + added
-    assert trained_parameters(sizes, [mixer, None], stage(train="mixers"), Lora()) == added + 200_000
-    assert trained_parameters(sizes, [mixer, None], stage(train="lora"), Lora()) > added + 200_000
+    assert trained_parameters(sizes, [mixer, None], stage(), 16) == 2_000_000 + added
+    assert trained_parameters(sizes, [mixer, None], stage(train="mixers"), 16) == added + 200_000
+    assert trained_parameters(sizes, [mixer, None], stage(train="lora"), 16) > added + 200_000
 
 
 def test_checkpointing_keeps_less():
@@ -263,7 +263,7 @@ def test_logits_of_a_chunk_are_in_the_compute_dtype(bf16):
     element = 2 if bf16 else 4
     student, both = (
         stage_memory(
-            geometry(), [None], stage(**changes), lora=Lora(), bf16=bf16, checkpointing=False, cuda_graphs=False
+            geometry(), [None], stage(**changes), lora_rank=16, bf16=bf16, checkpointing=False, cuda_graphs=False
         )
         for changes in ({}, {"loss": "kl"})
     )
@@ -345,7 +345,7 @@ def test_pairs_of_tokens_count_where_documents_have_no_kernel_and_cannot_be_trac
 
 def test_bounded_scores_are_written_out_for_all_pairs(tmp_path):
     sizes = dc.replace(geometry(), scores_written=True)
-    options = {"lora": Lora(), "bf16": True, "cuda_graphs": False}
+    options = {"lora_rank": 16, "bf16": True, "cuda_graphs": False}
 
     def pairs(layers, own=sizes, again=False, **changes):
         return stage_memory(own, layers, stage(**changes), checkpointing=again, **options).per_pair

@@ -197,7 +197,7 @@ def test_notes():
             r"stages.0.seq_len is 1024, beyond the 512 positions of the teacher \(stages.0.rope stretches them\)",
         ),
         (
-            {"stages": [{**STAGE, "loss": "ce", "seq_len": 2048, "rope": {"rope_type": "yarn", "factor": 2.0}}]},
+            {"stages": [{**STAGE, "loss": "ce", "seq_len": 2048, "rope": {"factor": 2.0}}]},
             "stages.0.seq_len is 2048, beyond the 1024 positions of the model with this rope",
         ),
         (
@@ -266,7 +266,7 @@ def test_rows_that_a_window_covers_whole_are_noted(seq_len, idle):
     ("family", "rope", "message"),
     [
         ("gpt2", {"rope_theta": 1e6}, "stages.0.rope: stage s: gpt2 has no rotary embedding that `rope` could change"),
-        ("phi3", {"rope_type": "yarn", "factor": 2.0}, "stages.0.rope: stage s: phi3 refuses this rope"),
+        ("phi3", {"factor": 2.0}, "stages.0.rope: stage s: phi3 refuses this rope"),
     ],
 )
 def test_rope_that_a_family_cannot_have(tmp_path, family, rope, message):

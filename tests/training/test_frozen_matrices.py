@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import resolve
-from sse_convert.recipe.schema import Lora, Stage
+from sse_convert.recipe.schema import Stage
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.memory import Processes
 from sse_convert.surgery.plan import geometry_of
@@ -72,7 +72,7 @@ def test_a_tied_head_stays():
 def test_equal_frozen_parameters_exist_once():
     model, teacher = llama(), llama().to(LOW)
     teacher.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1
-    add_lora(model, Lora(rank=2), lora_targets(model, set()), 0)
+    add_lora(model, 2, lora_targets(model, set()), 0)
     hold_low(model, LOW)
     share(model, teacher)
     of_teacher = {p.data_ptr() for p in teacher.parameters()}
@@ -204,7 +204,7 @@ def test_the_estimate_counts_experts(tmp_path, tokenizer):
     hold_low(model, LOW)
     held = sum(p.numel() for p in model.parameters() if p.dtype == LOW)
     own = Stage(name="s", loss="kl", train="mixers", tokens=1024, seq_len=128, lr=1e-3)
-    settings = {"lora": Lora(), "bf16": True, "checkpointing": False, "cuda_graphs": False}
+    settings = {"lora_rank": 16, "bf16": True, "checkpointing": False, "cuda_graphs": False}
     found = stage_memory(geometry_of(teacher), [None] * teacher.num_layers, own, **settings)
     assert found.held_low == pytest.approx((2 + 2) * held, rel=0.05)  # routers and norms stay
 
@@ -220,7 +220,7 @@ def test_the_estimate_counts_what_is_held_low(make, any_teacher, tmp_path):
     teacher = open_teacher(str(any_teacher))
     names, mixers = resolve(recipe, teacher.num_layers)
     layers = [mixers.get(name) for name in names]
-    settings = {"lora": recipe.train.lora, "bf16": True, "checkpointing": False, "cuda_graphs": False}
+    settings = {"lora_rank": recipe.train.lora_rank, "bf16": True, "checkpointing": False, "cuda_graphs": False}
     stages = [dc.replace(recipe.stages[0], train=train) for train in ("lora", "all")]
     some, none = (stage_memory(geometry_of(teacher), layers, stage, **settings) for stage in stages)
     bytes_less = 2 + 2  # of the matrix itself, and of its copy for autocast

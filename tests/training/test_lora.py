@@ -7,17 +7,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import sse_convert
 from sse_convert.modeling.auto import load_pretrained
-from sse_convert.recipe.schema import Lora
 from sse_convert.training.lora import add_lora, lora_targets, merge_lora
 from sse_convert.training.setup import converted_attention
 from tests.modeling.tiny import BASELINES, HEADS, LAYOUT, tiny_model
 from tests.training.conftest import losses, make_llama
 
 
-def randomised(model, settings=None, converted=frozenset()):
+def randomised(model, rank=3, converted=frozenset()):
     """The model with adapters that do something."""
-    settings = settings or Lora(rank=3)
-    add_lora(model, settings, lora_targets(model, set(converted)), 0)
+    add_lora(model, rank, lora_targets(model, set(converted)), 0)
     g = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
@@ -80,7 +78,7 @@ def test_routers_of_experts_get_no_adapter(family):
 
 
 def test_a_lora_stage_trains_and_merges(make, train, converted, tokenizer):
-    recipe = make(("distill", {"train": "lora", "tokens": 2048}), train={"lora": {"rank": 4}})
+    recipe = make(("distill", {"train": "lora", "tokens": 2048}), train={"lora_rank": 4})
     folder, report = train("distill", recipe=recipe)
     assert report.loss_last < report.loss_first
     before, after = load_pretrained(converted).state_dict(), load_pretrained(folder).state_dict()
@@ -97,7 +95,7 @@ def test_a_lora_stage_resumes(make, train, monkeypatch):
     from sse_convert.training import loop
     from tests.training.test_resume import Killed, same, steps_then
 
-    recipe = make(("distill", {"train": "lora", "tokens": 512, "checkpoint_steps": 2}), train={"lora": {"rank": 4}})
+    recipe = make(("distill", {"train": "lora", "tokens": 512, "checkpoint_steps": 2}), train={"lora_rank": 4})
     whole, _ = train("distill", "whole", recipe=recipe)
     with monkeypatch.context() as patch:
         patch.setattr(loop, "_gradients", steps_then(loop._gradients, 3, Killed()))

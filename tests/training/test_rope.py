@@ -18,7 +18,8 @@ from tests.modeling.tiny import FAMILIES, tiny_model, tiny_source
 from tests.training.conftest import losses, make_llama, make_tokenizer
 from tests.training.test_resume import same
 
-YARN = {"rope_type": "yarn", "factor": 4.0}
+FOUR = {"factor": 4.0}
+YARN = {"rope_type": "yarn", **FOUR}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -37,7 +38,7 @@ def logits(model, length=40):
     ("rope", "parameters", "positions"),
     [
         ({"rope_theta": 5e6}, {"rope_type": "default", "rope_theta": 5e6}, 1024),
-        (YARN, {**YARN, "rope_theta": 1e4, "original_max_position_embeddings": 512}, 2048),
+        (FOUR, {**YARN, "rope_theta": 1e4, "original_max_position_embeddings": 512}, 2048),
     ],
 )
 def test_frequencies_are_those_of_transformers(rope, parameters, positions):
@@ -74,7 +75,7 @@ def test_every_family(family, tmp_path):
 def test_only_the_layers_that_see_everything_are_stretched():
     model = tiny_source("gemma3_text")
     local = dict(model.config.rope_parameters["sliding_attention"])
-    stretch_rope(model, stage(256, rope_type="yarn", factor=8.0))
+    stretch_rope(model, stage(256, factor=8.0))
     assert model.config.rope_parameters["sliding_attention"] == local
     assert model.config.rope_parameters["full_attention"]["factor"] == 8.0
 
@@ -82,7 +83,7 @@ def test_only_the_layers_that_see_everything_are_stretched():
 def test_what_a_family_refuses_is_found_at_once():
     """Phi-3's configuration knows one rope type; without the check its result could not be saved."""
     with pytest.raises(RecipeError, match=r"phi3 refuses this rope: .*longrope"):
-        stretch_rope(tiny_source("phi3"), stage(1024, **YARN))
+        stretch_rope(tiny_source("phi3"), stage(1024, **FOUR))
 
 
 def test_learned_positions_cannot_be_stretched():
@@ -94,9 +95,9 @@ def test_what_is_kept_of_the_old_parameters():
     llama3 = {**LLAMA3, "rope_theta": 5e5, "original_max_position_embeddings": 8192}
     assert stretched_rope(llama3, Rope(rope_theta=1e6), 131072) == {**llama3, "rope_theta": 1e6}
     half = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    found = stretched_rope(half, Rope(**YARN), 4096)
+    found = stretched_rope(half, Rope(**FOUR), 4096)
     assert found == {**half, **YARN, "original_max_position_embeddings": 4096}
-    assert stretched_rope(llama3, Rope(**YARN), 131072) == {
+    assert stretched_rope(llama3, Rope(**FOUR), 131072) == {
         **YARN,
         "rope_theta": 5e5,
         "original_max_position_embeddings": 131072,
@@ -106,7 +107,7 @@ def test_what_is_kept_of_the_old_parameters():
 def test_packed_documents_start_at_position_zero():
     """Beyond the old range as well, a packed row is its documents one by one."""
     model = tiny_model("llama").eval()
-    stretch_rope(model, stage(600, **YARN))
+    stretch_rope(model, stage(600, **FOUR))
     lengths = (300, 200, 100)
     ids = torch.randint(2, 90, (1, sum(lengths)), generator=torch.Generator().manual_seed(0))
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
@@ -117,7 +118,7 @@ def test_packed_documents_start_at_position_zero():
 
 
 def test_a_stage_stretches_and_stores(train, converted, monkeypatch):
-    long = {"seq_len": 1024, "batch_tokens": 1024, "micro_batch": 1, "tokens": 2048, "rope": YARN}
+    long = {"seq_len": 1024, "batch_tokens": 1024, "micro_batch": 1, "tokens": 2048, "rope": FOUR}
     folder, report = train("uptrain", "long", **long)
     model = load_pretrained(folder)
     assert model.config.max_position_embeddings == 2048
