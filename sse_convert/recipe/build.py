@@ -12,9 +12,10 @@ from sse_convert.mixers import RETIRED as RETIRED_OF_MIXERS
 from sse_convert.recipe.checks import check
 from sse_convert.recipe.problems import Path, Problem, shortened, suggest
 from sse_convert.recipe.ranges import REAL, WHOLE, PlainText, Range, number_text
-from sse_convert.recipe.retired import RETIRED
+from sse_convert.recipe.retired import DEFAULTS, RETIRED
 from sse_convert.recipe.units import parse_count, spelled_float
 
+_MISSING = object()
 Rule = Range | PlainText | None
 _RULES: dict[Any, Rule] = {int: WHOLE, float: REAL, str: PlainText()}
 """of plain values whose annotation names none"""
@@ -88,6 +89,12 @@ def _instead(path: Path, key: str) -> str:
     return ""
 
 
+def _never_set(path: Path, key: str, value: Any) -> bool:
+    """Whether a retired key has the value it had where nobody set it, as recipes that were written out have it."""
+    was = DEFAULTS.get(key, _MISSING)
+    return bool(_instead(path, key)) and type(value) is type(was) and value == was
+
+
 def build_fields(
     cls: type[Any], value: Any, path: Path, problems: list[Problem], names: Collection[str] | None = None
 ) -> dict[str, Any]:
@@ -105,7 +112,7 @@ def build_fields(
         return {}
     annotations = typing.get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dc.fields(cls) if names is None or field.name in names}
-    for key in value.keys() - fields.keys():
+    for key in (key for key in value.keys() - fields.keys() if not _never_set(path, key, value[key])):
         problems.append(Problem((*path, key), _instead(path, key) or "unknown key" + suggest(key, fields)))
     arguments: dict[str, Any] = {}
     for name, field in fields.items():

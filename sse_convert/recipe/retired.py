@@ -24,8 +24,12 @@ DEFAULTS = {
     **RETIRED_OF_MIXERS,
     "backend": "auto",
     "max_shard_size": "5GB",
+    "controls": [],
     "generation": None,
     "ratio": None,
     "clip": 1.0,
+    "teacher": None,
+    "keep": "last",
+    "lora": {"rank": 16, "alpha": 32.0, "targets": None},
 }
-"""what keys were where nobody set them: a run that began with them goes on"""
+"""what keys were where nobody set them: a run that began with them goes on, and its recipe is read"""

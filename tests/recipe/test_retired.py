@@ -22,6 +22,21 @@ def test_a_key_says_what_to_do(key):
         recipe_from_dict(data)
 
 
+def test_a_recipe_that_was_written_out_is_read_where_nobody_set_them():
+    """As `to_dict` of an earlier version wrote it, beside the steps of a run."""
+    written = recipe_from_dict(small()).to_dict()
+    old = copy.deepcopy(written)
+    old |= {"controls": []}
+    old["layers"] |= {"ratio": None}
+    old["eval"] |= {"generation": None}
+    old["train"] |= {"keep": "last", "lora": {"rank": 16, "alpha": 32.0, "targets": None}}
+    for stage in old["stages"]:
+        stage |= {"clip": 1.0, "teacher": None}
+    for mixer in old["mixers"].values():
+        mixer["advanced"] = {**mixer.get("advanced", {}), "shared_params": True, "shared_queries": False}
+    assert recipe_from_dict(old) == recipe_from_dict(written)
+
+
 @pytest.mark.parametrize("name", RETIRED_OF_MIXERS)
 def test_a_mixer_of_a_recipe_says_what_layers_have(name):
     with pytest.raises(RecipeError) as caught:
