@@ -3,8 +3,8 @@
     python demo/run.py [--out out/demo] [--set layers.keep=[2,5] ...]
 
 Runs `demo/recipe.yaml` from plan to export, then measures the untrained conversion with the same text and needles.
-Leaves in the output folder: `model/` (the finished checkpoint), `model.stages/` (every step), `report.json`,
-`report.png`. Started again with the same recipe, it continues where it stopped.
+Leaves in the output folder: `model/` (the finished checkpoint), `model.stages/` (every step), and
+`report.json`. Started again with the same recipe, it continues where it stopped.
 """
 
 import argparse
@@ -27,17 +27,16 @@ MODELS = ("teacher", "converted", "after training")
 
 
 def demo(recipe: Recipe, out: Path) -> dict[str, Any]:
-    """Run the recipe and measure the untrained conversion; writes `report.json` and `report.png`.
+    """Run the recipe and measure the untrained conversion; writes `report.json`.
 
     Args:
         recipe: its `export.dir` must lie in `out`.
-        out: folder of the two files.
+        out: folder of the file.
 
     Returns:
         What `report.json` holds: the plan, what each step reported, and the figures of the three models.
     """
     from sse_convert import api
-    from sse_convert.evaluation.plot import plot
 
     started = time.monotonic()
     plan = api.plan(recipe)
@@ -46,7 +45,6 @@ def demo(recipe: Recipe, out: Path) -> dict[str, Any]:
     steps = {step["name"]: Path(step["folder"]) for step in run.steps}
     trained = json.loads((steps["eval"] / "evaluation.json").read_text(encoding="utf-8"))
     converted = {**trained, "student": measure_untrained(recipe, steps["convert"])}
-    plot([converted, trained], out / "report.png", labels=MODELS[1:])
     result = {
         "schema": 1,
         "seconds": round(time.monotonic() - started, 1),
@@ -129,7 +127,7 @@ def main() -> None:
         fix = f"the same command goes on from what is in {args.out}"
         raise UserInterruptError(interrupt, fix=fix) from interrupt
     print("\n".join(lines(result)))
-    say(f"{result['seconds']:.0f} seconds; {args.out}/report.json, {args.out}/report.png, model in {args.out}/model")
+    say(f"{result['seconds']:.0f} seconds; {args.out}/report.json, model in {args.out}/model")
 
 
 if __name__ == "__main__":

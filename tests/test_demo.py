@@ -169,7 +169,6 @@ def test_a_miniature_of_the_demo_runs(tmp_path: Path) -> None:
     assert len({model["held_out"][0]["loss"] for model in models}) == len({model["name"] for model in models}) == 3
     assert all(model["needles"][0]["samples"] == 5 for model in models)
     assert [step["name"] for step in report["run"]["steps"]] == ["convert", "calibrate", "distill", "eval", "export"]
-    assert (tmp_path / "demo" / "report.png").read_bytes()[:4] == b"\x89PNG"
     assert (tmp_path / "demo" / "model" / "model.safetensors.index.json").is_file() or list(
         (tmp_path / "demo" / "model").glob("*.safetensors")
     )

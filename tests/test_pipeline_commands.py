@@ -81,9 +81,16 @@ def test_step_by_step(place, does):
 
 def test_baseline_mixers_step_by_step(place, does):
     """Plan to generation, with a layer of every kind that writes by the delta rule."""
+    unit = {"kind": "sse", "update": "delta", "k_feature_map": "l2", "qk_rank": 4}
     kinds = {
         "gdn": {"kind": "gdn"},
-        "delta": {"kind": "sse", "update": "delta", "k_feature_map": "l2", "decay": "scalar", "qk_rank": 4},
+        "mixed": {
+            **unit,
+            "num_partitions": 3,
+            "top_k": 2,
+            "gate": {"write": False, "renormalise": True},
+        },
+        "delta": {**unit, "decay": "scalar"},
     }
     recipe, folder, layers = place / "baselines.yaml", place / "baselines", [*kinds, "full"]
     data = yaml.safe_load((place / "r.yaml").read_text())
@@ -91,7 +98,7 @@ def test_baseline_mixers_step_by_step(place, does):
     folder.mkdir()
     heads, matrix, float32 = 2, 8 * 8, 4
     states = [row["constant_bytes"] for row in does("plan", recipe)["layers"]]
-    assert states[:2] == [partitions * heads * matrix * float32 for partitions in (1, 5)]
+    assert states[:3] == [partitions * heads * matrix * float32 for partitions in (1, 4, 5)]
     assert does("convert", recipe, "-o", folder / "0")["layers"] == layers
     assert all(check["passed"] for check in does("verify", folder / "0", "--teacher", place / "teacher")["checks"])
     assert does("inspect", folder / "0")["mixers"].keys() == kinds.keys()

@@ -52,7 +52,7 @@ def test_keys_come_with_type_default_and_meaning() -> None:
     assert "| `lr` | number or [stages[].lr](#stageslr) | required |" in found["stages[]"]
     assert "| `window`" not in found["mixers: kind sse"]
     assert set(found) >= {f"mixers: kind {kind}" for kind in BUILT_IN} | {"Top level", "data.train[]"}
-    assert "&#123;sse: 5, full: 1&#125;" in found["layers"]
+    assert "&#123;keep: 25%&#125;" in found["layers"]
 
 
 def test_links_between_sections_have_targets() -> None:

@@ -1,7 +1,6 @@
 """The SSE layer: the paper's equations, every knob, gradients, padding."""
 
 import math
-import zlib
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from sse_convert.errors import CheckpointError, UsageError
-from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import row_layout
 from sse_convert.modeling.tensors import new_tensors
@@ -186,19 +184,6 @@ def test_rope_is_applied_before_the_feature_map() -> None:
     half = torch.cat([-k[..., 4:], k[..., :4]], -1)
     torch.testing.assert_close(inputs["k"], k * packed[0] + half * packed[1], atol=1e-12, rtol=0)
     assert (inputs["k_map"], inputs["k_scale"]) == ("softmax", layer.sse_k_scale)
-
-
-def states_of(knobs: dict[str, Any], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Output of a layer before the output norm and its state, from tensors that all such layers share by name."""
-    layer = model_with(knobs).sse_layers()[0]
-    with torch.no_grad():
-        for name, tensor in layer.named_parameters():
-            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            values = 0.2 * torch.randn(tensor.shape, generator=generator, dtype=x.dtype)
-            tensor.copy_(values * (not name.startswith("sse_partition")))
-        o, state = sse_attention(**layer.operator_inputs(x, None), output_final_state=True)
-    assert state is not None
-    return o, state
 
 
 def test_what_both_kinds_of_partition_need_is_computed_once() -> None:
