@@ -77,7 +77,7 @@ def prepare(shape: str, work: Path, *, tiny: bool) -> Path:
     recipe["model"] = str(work / "teacher")
     recipe["data"] = {"train": [{"path": str(work / "text")}]}
     recipe["calibrate"] = {"enabled": False}
-    recipe["eval"] = {"perplexity": False}
+    recipe["eval"] = {"tokens": 0}
     recipe["export"] = {"dir": str(work / "exported")}
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(yaml.safe_dump(recipe))

@@ -125,7 +125,7 @@ def make_recipe(setting: Setting, folder: Path, *, tiny: bool) -> Path:
     if tiny:
         stage |= {"seq_len": TINY_ROW, "batch_tokens": TINY_STEP, "tokens": "20M"}
     recipe |= {"stages": [stage], "model": str(folder / "teacher"), "calibrate": {"enabled": False}}
-    recipe |= {"data": {"train": [{"path": str(folder / "text")}]}, "eval": {"perplexity": False}}
+    recipe |= {"data": {"train": [{"path": str(folder / "text")}]}, "eval": {"tokens": 0}}
     recipe |= {"export": {"dir": str(folder / "exported")}, "train": {"compile": setting.compiled and not tiny}}
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))

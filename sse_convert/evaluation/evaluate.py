@@ -75,7 +75,7 @@ def evaluate_checkpoint(
 def measures(recipe: Recipe) -> bool:
     """Whether the recipe asks for any measurement."""
     asked = recipe.eval
-    return bool(asked.perplexity or asked.throughput or asked.needle or asked.lm_eval)
+    return bool(asked.tokens or asked.throughput or asked.needle or asked.lm_eval)
 
 
 class Evaluator:

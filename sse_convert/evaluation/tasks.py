@@ -59,14 +59,14 @@ def make_tasks(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size:
     settings = recipe.eval
     harness = Harness(settings.lm_eval, recipe.model) if settings.lm_eval else None
     windows = []
-    if settings.perplexity:
+    if settings.tokens:
         for length in window_lengths(recipe):
             rows = stack(_rows(recipe, tokenizer, length, -(-settings.tokens // length), vocab_size))
             windows.append(make_windows(rows["input_ids"], tokenizer, rows["position_ids"]))
     needles: list[list[NeedleSample]] = []
     if settings.needle is not None:
         longest = max(settings.needle.lengths)
-        row = max(window_lengths(recipe)) if settings.perplexity else longest
+        row = max(window_lengths(recipe)) if settings.tokens else longest
         wanted = max(settings.tokens, 2 * longest)
         text = stack(_rows(recipe, tokenizer, row, -(-wanted // row), vocab_size))["input_ids"].flatten().tolist()
         special = set(tokenizer.all_special_ids)
@@ -100,7 +100,7 @@ def check_texts(recipe: Recipe, teacher: Teacher) -> None:
         load_words(recipe.data.needles.words)
     if settings.lm_eval is not None:
         check_task_files(settings.lm_eval)
-    lengths = window_lengths(recipe) if settings.perplexity else settings.needle.lengths if settings.needle else []
+    lengths = window_lengths(recipe) if settings.tokens else settings.needle.lengths if settings.needle else []
     if not lengths or not all(map(is_local, recipe.data.valid)):
         return
     reader = RowReader(recipe.data.valid, tokenizer_of(teacher.files), max(lengths), recipe.data.seed, role="valid")
@@ -140,7 +140,7 @@ def check_lengths(recipe: Recipe, teacher_limit: int | None) -> None:
     """
     limit = None if teacher_limit is None else stretched_context(recipe, teacher_limit)
     needed = {
-        "eval.lengths": window_lengths(recipe) if recipe.eval.perplexity else [],
+        "eval.lengths": window_lengths(recipe) if recipe.eval.tokens else [],
         "eval.needle.lengths": recipe.eval.needle.lengths if recipe.eval.needle else [],
         "eval.throughput": recipe.eval.throughput,
     }
@@ -151,5 +151,5 @@ def check_lengths(recipe: Recipe, teacher_limit: int | None) -> None:
                 expected=f"at most {limit}" + ("" if limit == teacher_limit else ", after the stages' rope"),
                 fix=f"lower {key}",
             )
-    if (recipe.eval.perplexity or recipe.eval.needle) and not recipe.data.valid:
+    if (recipe.eval.tokens or recipe.eval.needle) and not recipe.data.valid:
         raise DataError("the recipe names no held-out text", expected="at least one source in data.valid")

@@ -98,7 +98,7 @@ def export_checkpoint(
     check_output(out)
     files = download(whole_checkpoint(checkpoint))
     _check(files, recipe)
-    choice = dtype or recipe.export.dtype
+    choice, delta = dtype or recipe.export.dtype, delta or recipe.export.delta
     teacher = open_teacher(recipe.model, recipe.revision) if choice == "keep" or delta else None
     if small := delta and teacher:
         files = in_teachers_words(files, small)

@@ -78,10 +78,8 @@ def check_run(recipe: Recipe) -> Iterator[Problem]:
     """What `run` needs beyond a valid recipe, so that it cannot fail for want of text after days of training."""
     if recipe.calibrate.enabled and not recipe.data.train:
         yield Problem(("data", "train"), "calibrate needs text; add a source or set calibrate.enabled: false")
-    if (recipe.eval.perplexity or recipe.eval.needle) and not recipe.data.valid:
-        yield Problem(
-            ("data", "valid"), "eval needs held-out text; add a source or set eval.perplexity: false, no needle"
-        )
+    if (recipe.eval.tokens or recipe.eval.needle) and not recipe.data.valid:
+        yield Problem(("data", "valid"), "eval needs held-out text; add a source or set eval.tokens: 0, no needle")
 
 
 def _stage_names(stages: list[Stage | None]) -> Iterator[Problem]:

@@ -236,12 +236,10 @@ class LMEval:
 class Eval:
     """What is measured, teacher beside student."""
 
-    perplexity: bool = True
-    """held-out loss, bits per byte, and KL and top-1 agreement with the teacher, by position"""
     lengths: list[Annotated[int, Range(2, 2**30)]] = dc.field(default_factory=list)
     """window lengths for the held-out loss; empty uses the last stage's seq_len"""
-    tokens: Tokens = 65536
-    """held-out tokens per window length"""
+    tokens: Annotated[int, Range(0, 10**15)] = 65536
+    """held-out tokens per window length, for loss, bits per byte, KL and agreement with the teacher; 0 measures none"""
     needle: NeedleEval | None = None
     """needle retrieval, off when unset"""
     lm_eval: LMEval | None = None
@@ -258,6 +256,8 @@ class Export:
     """output folder; stages live beside it in `<dir>.stages`"""
     dtype: Literal["keep", "float32", "bfloat16", "float16"] = "keep"
     """storage type of the weights; keep means the teacher's"""
+    delta: bool = False
+    """write only tensors that are new or changed; whoever loads the model fetches the teacher for the others"""
     license: str | None = None
     """licence identifier for the model card; unset takes the one on the card of a local teacher"""
 

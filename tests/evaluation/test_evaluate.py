@@ -65,7 +65,7 @@ def test_measured_cache_equals_the_formula(recipe, teacher_folder, student_folde
 
 
 def test_cache_table(recipe, student_folder):
-    report = evaluate_checkpoint(change(recipe, perplexity=False, needle=None), student_folder, device="cpu")
+    report = evaluate_checkpoint(change(recipe, tokens=0, needle=None), student_folder, device="cpu")
     first, *_, last = report.cache
     assert [row.length for row in report.cache] == [64, 4096, 32768, 131072, 1048576]
     assert last.teacher_bytes == 16384 * first.teacher_bytes
@@ -168,5 +168,5 @@ def test_context_limit(student_folder, teacher_folder):
 
 
 def test_nothing_asked_still_gives_the_cache_table(recipe, student_folder):
-    report = evaluate_checkpoint(dc.replace(recipe, eval=Eval(perplexity=False)), student_folder, device="cpu")
+    report = evaluate_checkpoint(dc.replace(recipe, eval=Eval(tokens=0)), student_folder, device="cpu")
     assert report.lines()[0] == "cache of one sequence, by formula"

@@ -99,9 +99,7 @@ def accuracy(model, tokenizer, documents):
 
 @needs_lm_eval
 def test_a_local_task_end_to_end(recipe, student_folder, teacher_folder, tokenizer, tasks):
-    asked = dc.replace(
-        recipe, eval=Eval(perplexity=False, lm_eval=settings(tasks, tasks=["local_choice", "local_other"]))
-    )
+    asked = dc.replace(recipe, eval=Eval(tokens=0, lm_eval=settings(tasks, tasks=["local_choice", "local_other"])))
     report = evaluation.evaluate_checkpoint(asked, student_folder, device="cpu")
     for folder, scores in ((teacher_folder, report.teacher), (student_folder, report.student)):
         expected = accuracy(load_model(folder, device="cpu", dtype=torch.float32), tokenizer, tasks[1])
@@ -153,7 +151,7 @@ def test_tasks_generate_with_their_own_settings_and_with_ours_over_them(student_
 @pytest.mark.usefixtures("indexed_once")
 def test_unknown_tasks_are_refused_before_a_model_is_loaded(recipe, student_folder, tasks, monkeypatch):
     monkeypatch.setattr(evaluation, "load_model", lambda *args, **options: pytest.fail("a model was loaded"))
-    asked = dc.replace(recipe, eval=Eval(perplexity=False, lm_eval=settings(tasks, tasks=["local_choise", "helaswag"])))
+    asked = dc.replace(recipe, eval=Eval(tokens=0, lm_eval=settings(tasks, tasks=["local_choise", "helaswag"])))
     with pytest.raises(RecipeError, match="no task 'local_choise', 'helaswag'") as caught:
         evaluation.evaluate_checkpoint(asked, student_folder, device="cpu")
     assert "instead of 'local_choise' local_choice" in caught.value.expected

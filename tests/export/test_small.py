@@ -75,6 +75,13 @@ def test_what_is_new_or_changed_is_stored_alone(exported, teacher):
     assert sum((exported[1] / name).stat().st_size for name in ("model.safetensors",)) < 0.6 * teacher_bytes(teacher)
 
 
+def test_a_recipe_asks_for_it_too(exported, recipe, student_folder, teacher, tmp_path):
+    asked = dc.replace(recipe, model=str(teacher), export=dc.replace(recipe.export, delta=True))
+    out = export_checkpoint(asked, tmp_path / "student", tmp_path / "asked").out
+    assert (out / "model.safetensors").read_bytes() == (exported[1] / "model.safetensors").read_bytes()
+    assert torch.equal(*(logits(AutoModelForCausalLM.from_pretrained(folder)) for folder in (out, exported[0])))
+
+
 def teacher_bytes(teacher):
     return (teacher / "model.safetensors").stat().st_size
 

@@ -14,7 +14,6 @@ from tests.training.conftest import make_llama, make_text, make_tokenizer, recip
 
 STAGE = {"tokens": 256, "batch_tokens": 128}
 EVAL = {
-    "perplexity": True,
     "lengths": [64],
     "tokens": 256,
     "needle": {"lengths": [192, 256], "samples": 5, "keys": [1]},

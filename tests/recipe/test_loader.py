@@ -92,12 +92,12 @@ recipe_version: 1
 model: m
 layers: {pattern: [sse]}
 train: {mixed_precision: no}
-eval: {perplexity: true}
+calibrate: {enabled: true}
 export: {dir: out}
 """
     assert load_recipe(write(tmp_path, text)).train.mixed_precision == "no"
     assert problems_of(write(tmp_path, text.replace("true", "yes"))) == [
-        "line 5: eval.perplexity: expected true or false, got text 'yes'"
+        "line 5: calibrate.enabled: expected true or false, got text 'yes'"
     ]
 
 
@@ -373,7 +373,7 @@ def test_run_needs_text(tmp_path):
     recipe = load_recipe(write(tmp_path, small(stages=[], data={})))
     assert [problem.message for problem in check_run(recipe)] == [
         "calibrate needs text; add a source or set calibrate.enabled: false",
-        "eval needs held-out text; add a source or set eval.perplexity: false, no needle",
+        "eval needs held-out text; add a source or set eval.tokens: 0, no needle",
     ]
     assert list(check_run(load_recipe(write(tmp_path, small())))) == []
 

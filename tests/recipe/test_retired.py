@@ -28,7 +28,7 @@ def test_a_recipe_that_was_written_out_is_read_where_nobody_set_them():
     old = copy.deepcopy(written)
     old |= {"controls": []}
     old["layers"] |= {"ratio": None}
-    old["eval"] |= {"generation": None}
+    old["eval"] |= {"generation": None, "perplexity": True}
     old["train"] |= {"keep": "last", "lora": {"rank": 16, "alpha": 32.0, "targets": None}}
     for stage in old["stages"]:
         stage |= {"clip": 1.0, "teacher": None}

@@ -135,7 +135,7 @@ def test_where_nothing_fits_no_command_is_named(tmp_path):
 def test_a_recipe_that_run_refuses_says_why(tmp_path):
     (tmp_path / "config.json").write_text(config_path("qwen3-0.6b").read_text())
     plan = api.plan("qwen3-0.6b", overrides=[f"model={tmp_path}", "data.valid=[]"])
-    said = "`run` refuses this recipe: eval needs held-out text; add a source or set eval.perplexity: false, no needle"
+    said = "`run` refuses this recipe: eval needs held-out text; add a source or set eval.tokens: 0, no needle"
     assert said in plan.notes
     assert ": sse-convert convert qwen3-0.6b" in plan.lines()[-1]
 
@@ -144,7 +144,7 @@ def test_a_recipe_that_run_refuses_says_why(tmp_path):
 def test_without_text_the_next_command_converts(tmp_path, calibrate):
     source = synthetic.checkpoint(tmp_path / "m")
     data = {"recipe_version": 1, "model": str(source), "layers": {"pattern": ["sliding", "full"]}}
-    data |= {"calibrate": {"enabled": calibrate}, "eval": {"perplexity": False}, "export": {"dir": "out/x"}}
+    data |= {"calibrate": {"enabled": calibrate}, "eval": {"tokens": 0}, "export": {"dir": "out/x"}}
     plan = make_plan(recipe_from_dict(data))
     command = "convert RECIPE -o out/x-converted" if calibrate else "run RECIPE"
     assert plan.lines()[-1] == f"next: sse-convert {command}"

@@ -158,7 +158,7 @@ def recipe_for(teacher, text, out, *, stages=(), **settings):
         "mixers": MIXERS,
         "stages": built,
         "data": {"train": [{"path": str(text)}]},
-        "eval": {"perplexity": False},
+        "eval": {"tokens": 0},
         "export": {"dir": str(out)},
     }
     found = {**data, **settings}

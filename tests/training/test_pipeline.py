@@ -32,7 +32,7 @@ def recipe(make, text_folder):
         parts = {
             "calibrate": {"rows": 2, "seq_len": 32},
             "data": {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]},
-            "eval": {"perplexity": True, "tokens": 128},
+            "eval": {"tokens": 128},
         }
         return make(("align", TINY), ("uptrain", {**TINY, "tokens": 384, "checkpoint_steps": 1}), **(parts | settings))
 
@@ -177,7 +177,7 @@ def test_plan_opens_the_teacher_once(recipe, teacher_folder, monkeypatch):
 
 
 def test_changed_inputs_are_refused_by_name(recipe, tmp_path):
-    plain = {"eval": {"perplexity": False}}
+    plain = {"eval": {"tokens": 0}}
     run_recipe(recipe(**plain))
     stages = tmp_path / "out.stages"
     mixers = {"sse": {"qk_rank": 4, "num_partitions": 8}, "sliding": {"window": 8}}
@@ -200,7 +200,7 @@ def test_changed_inputs_are_refused_by_name(recipe, tmp_path):
 def test_changed_text_is_refused(recipe, text_folder, tmp_path):
     shutil.copytree(text_folder, tmp_path / "text")
     data = {"train": [{"path": str(tmp_path / "text")}]}
-    settings = {"data": data, "eval": {"perplexity": False}, "calibrate": {"enabled": False}}
+    settings = {"data": data, "eval": {"tokens": 0}, "calibrate": {"enabled": False}}
     run_recipe(recipe(**settings))
     with (tmp_path / "text" / "0.txt").open("a") as file:
         file.write(" and more")
@@ -209,7 +209,7 @@ def test_changed_text_is_refused(recipe, text_folder, tmp_path):
 
 
 def test_interrupted_in_each_step_and_continued(recipe, tmp_path, monkeypatch):
-    settings = {"eval": {"perplexity": True, "tokens": 64}}
+    settings = {"eval": {"tokens": 64}}
     for name in ("convert_checkpoint", "calibrate_checkpoint", "align", "uptrain", "Evaluator", "export_checkpoint"):
         with monkeypatch.context() as patch:
             if name in ("align", "uptrain"):
@@ -235,7 +235,7 @@ def test_killed_between_a_step_and_its_record(recipe, tmp_path, monkeypatch):
         with pytest.raises(Killed):
             run_recipe(recipe())
     assert (tmp_path / "out.stages" / "00-convert" / "config.json").is_file()
-    assert run_recipe(recipe(eval={"perplexity": False})).steps[0]["already_done"] is False
+    assert run_recipe(recipe(eval={"tokens": 0})).steps[0]["already_done"] is False
 
 
 def test_task_files_with_code_are_found_before_the_first_step(recipe, tmp_path):
@@ -243,7 +243,7 @@ def test_task_files_with_code_are_found_before_the_first_step(recipe, tmp_path):
     (tmp_path / "tasks" / "own.yaml").write_text("task: own\ndoc_to_text: !function utils.text\n")
     asked = {"tasks": ["own"], "include_path": str(tmp_path / "tasks")}
     with pytest.raises(DataError, match="names Python functions"):
-        run_recipe(recipe(eval={"perplexity": False, "lm_eval": asked}))
+        run_recipe(recipe(eval={"tokens": 0, "lm_eval": asked}))
     assert not (tmp_path / "out.stages").exists()
 
 
@@ -255,7 +255,7 @@ def test_an_existing_result_is_refused_before_anything_starts(recipe, tmp_path, 
 
 
 def test_a_deleted_result_is_exported_again(recipe, tmp_path):
-    settings = {"eval": {"perplexity": False}}
+    settings = {"eval": {"tokens": 0}}
     run_recipe(recipe(**settings))
     shutil.rmtree(tmp_path / "out")
     report = run_recipe(recipe(**settings))
@@ -266,7 +266,7 @@ def test_a_deleted_result_is_exported_again(recipe, tmp_path):
 
 
 def test_a_damaged_result_is_no_finished_model(recipe, tmp_path):
-    settings = {"eval": {"perplexity": False}}
+    settings = {"eval": {"tokens": 0}}
     run_recipe(recipe(**settings))
     for path in (tmp_path / "out" / name for name in ("model.safetensors", "tokenizer.json", "manifest.json")):
         content = path.read_bytes()
