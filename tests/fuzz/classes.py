@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Sequence
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,12 @@ def _override_cases(root: Path) -> st.SearchStrategy[Any]:
     )
     key = st.one_of(st.sampled_from(keys), st.sampled_from(keys), st.sampled_from(odd))
     value = st.one_of(odd_values(JSON_ONLY).map(yaml_text), st.sampled_from(TEXTS))
-    return st.lists(st.builds("{}={}".format, key, value) | st.sampled_from(TEXTS), min_size=1, max_size=2)
+    as_they_are = st.sampled_from(places(recipe())).map(
+        lambda path: f"{'.'.join(map(str, path))}={yaml_text(functools.reduce(getitem, path, recipe()))}"
+    )
+    return st.lists(
+        st.builds("{}={}".format, key, value) | st.sampled_from(TEXTS) | as_they_are, min_size=1, max_size=2
+    )
 
 
 def _config(root: Path, case: tuple[str, Any]) -> Outcome:

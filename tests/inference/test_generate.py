@@ -11,8 +11,9 @@ from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.inference import generate as generation
 from sse_convert.inference.generate import Conversation
 from sse_convert.inference.sampling import Sampling
-from tests.inference.test_batch import OWN
 
+OWN = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "num_beams": 2, "suppress_tokens": list(range(2, 60))}
+"""settings of a model's generation that change what it writes"""
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
