@@ -1,4 +1,5 @@
 # make demo    the whole conversion on a small model, offline, under four minutes after installation
+# make demo-real  a real model of the hub, or MODEL=FOLDER: converted, calibrated, measured, and asked a question, in two minutes
 # make test    all tests but those of experiments;  make quick  those of a minute;  make test-experiments  the others
 # make test-serving  tests of the vLLM plugin with vLLM for CPUs, in an environment of its own (.venv-vllm)
 # make test-quantised  tests of quantised models with the libraries that quantise, in another (.venv-quantised)
@@ -24,10 +25,14 @@ QUICK ?= $(addprefix tests/,checkpoints data kernels/torch modeling/window recip
 PY := $(VENV)/bin/python
 export PYTHON VENV
 
-.PHONY: demo test quick test-experiments test-serving test-quantised test-newest check wheel docs setup clean
+.PHONY: demo demo-real test quick test-experiments test-serving test-quantised test-newest check wheel docs setup clean
 
 demo: setup
 	$(PY) demo/run.py
+
+demo-real: setup
+	$(PY) -m sse_convert run demo/real.yaml $(if $(MODEL),--set model=$(MODEL))
+	echo "What is the capital of France?" | $(PY) -m sse_convert chat out/demo-real/model --temperature 0
 
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal
 

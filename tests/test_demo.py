@@ -12,6 +12,7 @@ import yaml
 from docs import warm
 from sse_convert.mixers import mixer_from_dict
 from sse_convert.recipe import load_recipe
+from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.recommended import MIXER, recommended_layers, recommended_mixer
 from tests.training.conftest import make_llama, make_tokenizer
 
@@ -24,6 +25,14 @@ SIZE_LIMIT = 6_000_000
 @pytest.fixture(scope="module")
 def scores() -> dict[str, Any]:
     return json.loads((DEMO / "scores.json").read_text())
+
+
+def test_the_demo_on_a_real_model_would_run() -> None:
+    """All but the download: its text is here, and `run` accepts it."""
+    recipe = load_recipe(DEMO / "real.yaml")
+    assert list(check_run(recipe)) == []
+    assert all((ROOT / source.path).is_dir() for source in (*recipe.data.train, *recipe.data.valid))
+    assert "demo/real.yaml" in (ROOT / "Makefile").read_text()
 
 
 @pytest.fixture(scope="module")
