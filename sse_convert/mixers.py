@@ -324,7 +324,7 @@ def mixer_from_dict(data: dict[str, Any]) -> Mixer:
     cls = _class_of(kind)
     values = {**data, **data.get("advanced", {})}
     values.pop("advanced", None)
-    for name in RETIRED.keys() & values.keys():
+    for name in sorted(RETIRED.keys() & values.keys()):
         if (value := values.pop(name)) != RETIRED[name]:
             raise _retired(name, value, f"only {RETIRED[name]!r} is left")
     if values.get("balance") == "bias":
