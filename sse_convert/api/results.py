@@ -201,7 +201,7 @@ def export(
 
 
 def join(checkpoint: Path | str, out: Path | str, *, teacher: Path | None = None) -> "JoinReport":
-    """Make a whole checkpoint of a small one, which `export` wrote with `--delta`, and its teacher.
+    """Make a whole checkpoint of a small one, which `export` wrote with `delta`, and its teacher.
 
     Args:
         checkpoint: the small checkpoint, folder or hub id.

@@ -1,10 +1,9 @@
 """What a file of text holds: running text, records with a column of text, or conversations."""
 
-import json
 from pathlib import Path
 
 from sse_convert.data.parquet_files import parquet_columns
-from sse_convert.data.text_files import LARGEST_RECORD
+from sse_convert.data.text_files import LARGEST_RECORD, parsed_record
 from sse_convert.errors import DataError
 from sse_convert.recipe.problems import shortened
 
@@ -48,14 +47,5 @@ def _jsonl_columns(path: Path) -> dict[str, bool]:
     """Columns of the first record, and whether each holds text."""
     with path.open("rb") as file:
         line = next((found for found in iter(lambda: file.readline(LARGEST_RECORD), b"") if not found.isspace()), b"")
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path}: the first record is not JSON ({shortened(str(error))})",
-            expected="one JSON object on each line",
-            fix="correct or remove the line",
-        ) from error
-    if not isinstance(record, dict):
-        raise DataError(f"{path}: the first record is a JSON {type(record).__name__}", expected="a JSON object")
+    record = parsed_record(line, f"{path}, first record")
     return {name: isinstance(value, str) for name, value in record.items()}

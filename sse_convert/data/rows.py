@@ -258,10 +258,8 @@ class RowReader:
         )
 
     def _once(self) -> Iterator[Row]:
-        index, turns = (
-            0,
-            itertools.zip_longest(*(packed_rows(self._packer(i, Cursor())) for i in range(len(self._corpora)))),
-        )
+        index = 0
+        turns = itertools.zip_longest(*(packed_rows(self._packer(i, Cursor())) for i in range(len(self._corpora))))
         for packed in itertools.chain.from_iterable(turns):
             if packed is not None:
                 index += 1

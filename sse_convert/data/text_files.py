@@ -216,18 +216,7 @@ class TextFiles:
             start += len(line)
             if line.isspace():
                 continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-                raise DataError(
-                    f"{where}: not JSON ({why})",
-                    expected="one JSON object on each line",
-                    fix="correct or remove the line",
-                ) from error
-            if not isinstance(record, dict):
-                raise DataError(f"{where}: a JSON {type(record).__name__}", expected="one JSON object on each line")
-            yield document_from_record(record, self._field, chat=self._chat, where=where)
+            yield document_from_record(parsed_record(line, where), self._field, chat=self._chat, where=where)
 
     def _spans(self, path: Path, size: int) -> Iterator[_Span]:
         """Cut a file: between documents where it can, inside a document only where that is longer than a unit."""
@@ -243,6 +232,26 @@ class TextFiles:
                     raise too_large(f"{path} at byte {begin}: a line", end - begin)
                 yield _Span(begin, end)
                 begin = end + 1
+
+
+def parsed_record(line: bytes, where: str) -> dict[str, Any]:
+    """The object on a line of JSON; `where` it stands, for messages.
+
+    Raises:
+        DataError: it is none.
+    """
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise DataError(
+            f"{where}: not JSON ({why})",
+            expected="one JSON object on each line",
+            fix="correct or remove the line",
+        ) from error
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: a JSON {type(record).__name__}", expected="one JSON object on each line")
+    return record
 
 
 def too_large(what: str, size: int) -> DataError:

@@ -56,7 +56,7 @@ def join_checkpoint(checkpoint: str | Path, out: Path, teacher: Path | None = No
     if not files.small:
         raise CheckpointError(
             f"{checkpoint} is no small checkpoint",
-            expected="one that was exported with --delta",
+            expected="one that was exported with --delta or export.delta",
             fix="use it as it is: it holds all of its tensors",
         )
     lent = read_lent(files.folder / LENT_FILE)

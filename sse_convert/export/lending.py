@@ -53,7 +53,7 @@ def lend(files: CheckpointFiles, teacher: Teacher, name: str, dtypes: dict[str, 
         raise CheckpointError(
             f"{files.name} has no tensor as its teacher {name} has it: a small checkpoint of it would hold all",
             expected="tensors that training left alone, in the teacher's type",
-            fix="export it whole: leave out --delta",
+            fix="export it whole: leave out --delta and export.delta",
         )
     place = name if theirs.revision else f"./{Path(name).absolute().name}"
     return Lent(teacher=place, revision=theirs.revision, files=dict(found))

@@ -163,8 +163,8 @@ def checked_sse(sse: dict[str, Any] | None, spec: ArchSpec, num_layers: int) -> 
     problems: list[str] = []
     if not isinstance(sse, dict):
         problems.append("is missing")
-    elif sse.get("format") != (SMALL_FORMAT if DELTA in sse else FORMAT):
-        problems.append(f"has format {sse.get('format')!r}, expected 1 or {FORMAT}")
+    elif sse.get("format") != (known := SMALL_FORMAT if DELTA in sse else FORMAT):
+        problems.append(f"has format {sse.get('format')!r}, expected {known}")
     elif missing := {"source_model_type", "layers", "mixers"} - sse.keys():
         problems.append(f"lacks {sorted(missing)}")
     else:

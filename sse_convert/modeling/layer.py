@@ -200,16 +200,15 @@ class SSEAttention(RoutedLayer):
         flat_q, flat_k, flat_v = self.project(x) if projected is None else projected
         side = self._side_path(x)
         groups = self.groups(flat_k)
-        q, k = sparse = self.queries(flat_q, rotation), self.keys(groups, rotation)
+        q, k = self.queries(flat_q, rotation), self.keys(groups, rotation)
         precise = x if keeps_precision(x) else x.to(precise_dtype(x))
         log_decay = self._log_decay(precise, "sse_decay")
         shared: tuple[Tensor, ...] | None = None
         if mixer.shared_partition:
+            shared_q, shared_k = q, k
             if side is not None:
-                flat_q, groups = flat_q + side[0], groups + self.groups(side[1])
-            shared_q, shared_k = (
-                sparse if side is None else (self.queries(flat_q, rotation), self.keys(groups, rotation))
-            )
+                shared_q = self.queries(flat_q + side[0], rotation)
+                shared_k = self.keys(groups + self.groups(side[1]), rotation)
             own_decay = mixer.decay_params == "separate" and mixer.decay != "none"
             shared_decay = self._log_decay(precise, "sse_shared_decay") if own_decay else log_decay
             shared = (shared_q, shared_k, shared_decay)

@@ -10,6 +10,7 @@ from sse_convert.recipe.problems import Path, Problem, shortened, suggest
 from sse_convert.recipe.schema import (
     FORM_WEIGHTS,
     Data,
+    Export,
     Layers,
     LearningRates,
     LMEval,
@@ -60,6 +61,7 @@ def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
             yield Problem(tuple(where.split(".")), text)
     stages = parts.get("stages", []) or []
     yield from _stage_names(stages)
+    yield from _lends(parts.get("export"), stages)
     if (data := parts.get("data", Data())) is not None:
         if stages and not data.train:
             yield Problem(("data", "train"), "training stages need a source of text, for example [{path: texts/}]")
@@ -80,6 +82,14 @@ def check_run(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(("data", "train"), "calibrate needs text; add a source or set calibrate.enabled: false")
     if (recipe.eval.tokens or recipe.eval.needle) and not recipe.data.valid:
         yield Problem(("data", "valid"), "eval needs held-out text; add a source or set eval.tokens: 0, no needle")
+
+
+def _lends(export: Export | None, stages: list[Stage | None]) -> Iterator[Problem]:
+    """`export` would refuse a small checkpoint that holds everything, after all training."""
+    whole = next((stage for stage in stages if stage is not None and stage.train == "all"), None)
+    if export is not None and export.delta and whole is not None:
+        text = f"leaves nothing to the teacher: stage {whole.name} trains all weights; remove it, or train: mixers"
+        yield Problem(("export", "delta"), text)
 
 
 def _stage_names(stages: list[Stage | None]) -> Iterator[Problem]:

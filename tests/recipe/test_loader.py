@@ -244,6 +244,10 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"eval": {"lengths": [1]}}, "eval.lengths.0: 1 is too small, expected 2 or more"),
         ({"train": {"lora_rank": 0}}, "train.lora_rank: 0 is too small, expected 1 or more"),
         ({"export": {"dir": ""}}, "export.dir: is empty, expected a folder"),
+        (
+            {"export": {"dir": "o", "delta": True}, "stages": [{**STAGE, "train": "all"}]},
+            "leaves nothing to the teacher",
+        ),
         ({"calibrate": {"rows": 0}}, "calibrate.rows: 0 is too small, expected 1 or more"),
         ({"calibrate": {"enabled": "off"}}, "calibrate.enabled: expected true or false, got text 'off'"),
     ],

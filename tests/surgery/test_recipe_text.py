@@ -159,7 +159,7 @@ def test_text_that_run_would_refuse_is_refused_at_once(monkeypatch, template, ki
 @pytest.mark.parametrize("text", ["{", "[1]", "7\n"])
 def test_records_that_are_none_are_named(text):
     Path("a.jsonl").write_text(text)
-    with pytest.raises(DataError, match=r"a\.jsonl: the first record is"):
+    with pytest.raises(DataError, match=r"a\.jsonl, first record: "):
         api.recipes_new(teacher(), NEW, text=["a.jsonl"])
 
 
