@@ -66,7 +66,8 @@ def launches() -> str:
 
     def need(model: str, *ways: str) -> str:
         stages = planned(model).costs.stages
-        return ", ".join(f"{max(stage.bytes[way] for stage in stages) / GIB:.0f}" for way in ways)
+        found = [[stage.bytes[way] for stage in stages if way in stage.bytes] for way in ways]
+        return ", ".join(f"{max(sizes) / GIB:.0f}" if sizes else "-" for sizes in found)
 
     columns: dict[str, Callable[[str], str]] = {
         "model": str,

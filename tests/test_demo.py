@@ -119,7 +119,7 @@ def test_the_recipe_plans() -> None:
     assert plan.choice is not None, "`run` chooses which two"
 
 
-def test_its_choice_and_mixer_are_those_that_new_recipes_get() -> None:
+def test_its_choice_and_mixer_are_those_of_new_recipes_that_keep_whole_layers() -> None:
     recipe = yaml.safe_load((DEMO / "recipe.yaml").read_text())
     assert recipe["mixers"] == {MIXER: recommended_mixer()}
     assert recipe["layers"] == recommended_layers([True] * 6)

@@ -24,6 +24,7 @@ import yaml
 from fsdp_smoke import TINY, TINY_ROW, TINY_STEP, call, make_teacher, make_text, surroundings, unwind_when_terminated
 from throughput import run_stage
 
+from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.recipe.choosing import draft_recipe
 
@@ -116,10 +117,11 @@ def shape(setting: Setting, work: Path, *, tiny: bool) -> Path:
 
 
 def make_recipe(setting: Setting, folder: Path, *, tiny: bool) -> Path:
-    """Write the recipe of one stage with this model and this text; layers still to be chosen are spread evenly."""
+    """Write the recipe of one stage with this model and this text; what is still to be chosen is spread evenly."""
     recipe = yaml.safe_load(Path(f"recipes/{setting.recipe}.yaml").read_text())
-    layers = json.loads((folder / "teacher/config.json").read_text())["num_hidden_layers"]
-    recipe["layers"] = draft_recipe(recipe_from_dict(recipe), layers).to_dict()["layers"]
+    teacher = open_for_planning(str(folder / "teacher"))
+    draft = draft_recipe(recipe_from_dict(recipe), teacher.num_layers, teacher.separable_heads)
+    recipe["layers"] = draft.to_dict()["layers"]
     kept = next((stage for stage in recipe["stages"] if stage["name"] == setting.stage), {})
     stage = {**kept, **setting.changes}
     if tiny:

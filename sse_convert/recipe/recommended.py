@@ -1,13 +1,13 @@
-"""The best known recipe, for a model of any size: the measured one of the 32M teacher, and the rule that scales it.
+"""The best known recipe for a model of any size: a measured one, and the rule that scales it.
 
+    what stays      a tenth of the heads, where layers have three or more key-value heads, otherwise a quarter of the
+                    layers; chosen before training (`ModelSizes.measured`)
     rates           those of the measured recipe, times its width over the model's (`RATE_POWER`)
-    tokens          3 per parameter for the first stage and 1 for the second, at most 600M and 200M
+    tokens          as many per parameter as the measured recipe had, or as its rule says, at most 600M and 200M
     a step's tokens those of the measured recipe, times the square root of how many times its tokens are trained on, as
                     a power of two; eight rows at least, so that eight GPUs can share a step
     rows            of the second stage as long as the model's context, at most 32K; of the first a quarter, at most 4K
     window          the measured one, at most an eighth of the second stage's rows: SSE learns what lies beyond it
-    layers          a quarter of those with full attention stay softmax, chosen before training; the others are trained
-                    alone
 
 Packaged recipes of hub models and `sse-convert recipes new` both come from here.
 """
@@ -19,16 +19,10 @@ from typing import Any, Literal
 
 from sse_convert.mixers import FULL, SSESlidingMixer, changed_settings
 from sse_convert.recipe.loader import load_recipe
-from sse_convert.recipe.schema import LearningRates, Recipe, Stage
+from sse_convert.recipe.schema import Calibrate, LearningRates, Needles, Recipe, Stage
 
-MEASURED = "teacher-qwen3-32m"
-"""the packaged recipe whose parts were measured"""
-MEASURED_WIDTH = 512
-"""hidden size of its model"""
 RATE_POWER = 1.0
 """of width, by which rates fall: a step of Adam moves what a matrix gives by its rate times the width"""
-KEEP = "25%"
-TOKENS_PER_PARAMETER = (3, 1)
 MOST_TOKENS = (600_000_000, 200_000_000)
 LONGEST_ROW = 32768
 SHORT_ROW = 4096
@@ -38,7 +32,44 @@ WINDOWS = 8
 """that the second stage's rows hold at least, so that those of the first hold two"""
 MIXER = "sse+sliding"
 STATE_HEADS: Literal["kv"] = "kv"
-"""the measured recipe has a state for each query head, which was level in one layer and takes more memory"""
+"""beside whole layers; that measured recipe has a state for each query head, which was level in one layer and takes
+more memory"""
+HEADS_OF_A_LAYER = 3
+"""key-value heads from which on single ones are kept (page *A real model*)"""
+NEEDLE_ROW = 512
+"""tokens of a row, below which nothing is planted"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A packaged recipe whose parts were measured, and what the rule takes beside it."""
+
+    name: str
+    """of the recipe"""
+    width: int
+    """hidden size of its model"""
+    per_parameter: tuple[float, float]
+    """tokens of the two stages"""
+    select: dict[str, str]
+    """`layers.select` of other models"""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe itself."""
+        return load_recipe(self.name)
+
+    @property
+    def by_heads(self) -> bool:
+        """Whether single heads are kept."""
+        return self.select.get("by") == "heads"
+
+
+LAYERS = Measured(name="teacher-qwen3-32m", width=512, per_parameter=(3, 1), select={"keep": "25%"})
+"""whole layers"""
+HEADS = Measured(
+    name="smollm2-135m-heads", width=576, per_parameter=(0.104, 0.0446), select={"keep": "10%", "by": "heads"}
+)
+"""single heads"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,29 +83,35 @@ class ModelSizes:
     """longest context"""
     full: tuple[bool, ...]
     """per layer, whether it has full softmax attention"""
+    heads: tuple[int, ...]
+    """per layer, key-value heads of which some can be kept; 0 where none can"""
+
+    @property
+    def measured(self) -> Measured:
+        """What stands for the model: heads where every layer with full attention has enough of them to choose from."""
+        found = [heads for heads, full in zip(self.heads, self.full, strict=True) if full]
+        return HEADS if min(found, default=0) >= HEADS_OF_A_LAYER else LAYERS
 
 
-def measured() -> Recipe:
-    """The recipe that everything is taken from."""
-    return load_recipe(MEASURED)
-
-
-def scaled_rates(stage: Stage, width: int) -> dict[str, float]:
+def scaled_rates(measured: Measured, stage: Stage, width: int, *, whole: bool) -> dict[str, float]:
     """Learning rates of a measured stage at another width, with two digits.
 
     Args:
-        stage: of the measured recipe.
+        measured: the recipe.
+        stage: of it.
         width: hidden size of the model.
+        whole: all weights are trained.
     """
     assert isinstance(stage.lr, LearningRates)
-    factor = (MEASURED_WIDTH / width) ** RATE_POWER
-    return {group: _rounded(rate * factor, 2) for group, rate in dc.asdict(stage.lr).items() if rate is not None}
+    factor = (measured.width / width) ** RATE_POWER
+    rates = {group: rate for group, rate in dc.asdict(stage.lr).items() if rate is not None}
+    return {group: _rounded(rate * factor, 2) for group, rate in rates.items() if whole or group != "rest"}
 
 
-def budgets(parameters: int) -> tuple[int, int]:
+def budgets(sizes: ModelSizes) -> tuple[int, int]:
     """Tokens of the two stages, with two digits."""
-    wanted = zip(TOKENS_PER_PARAMETER, MOST_TOKENS, strict=True)
-    first, second = (int(_rounded(min(most, each * parameters), 2)) for each, most in wanted)
+    wanted = zip(sizes.measured.per_parameter, MOST_TOKENS, strict=True)
+    first, second = (int(_rounded(min(most, each * sizes.parameters), 2)) for each, most in wanted)
     return first, second
 
 
@@ -103,7 +140,7 @@ def row_lengths(positions: int, longest: int = LONGEST_ROW) -> tuple[int, int]:
 
 
 def recommended_stages(
-    sizes: ModelSizes, longest: int = LONGEST_ROW, share: float = 1.0, least: int = LEAST_ROWS
+    sizes: ModelSizes, longest: int = LONGEST_ROW, share: float = 1.0, least: int = LEAST_ROWS, *, whole: bool = False
 ) -> list[dict[str, Any]]:
     """The training stages, as a recipe writes them.
 
@@ -112,18 +149,19 @@ def recommended_stages(
         longest: tokens of a row that the machine holds.
         share: of the rule's tokens, for which there is text and time.
         least: rows of a step.
+        whole: train all weights, where the measured recipe does; else converted layers alone.
     """
-    stages = measured().stages
-    wanted = [_rounded(share * tokens, 2) for tokens in budgets(sizes.parameters)]
-    planned = zip(stages, map(int, wanted), row_lengths(sizes.positions, longest), strict=True)
+    measured = sizes.measured
+    wanted = [_rounded(share * tokens, 2) for tokens in budgets(sizes)]
+    planned = zip(measured.recipe.stages, map(int, wanted), row_lengths(sizes.positions, longest), strict=True)
     return [
         {
             "name": stage.name,
             "loss": stage.loss,
             "tokens": max(tokens, step_tokens(stage, tokens, seq_len, least)),
             "seq_len": seq_len,
-            "train": stage.train,
-            "lr": scaled_rates(stage, sizes.width),
+            **({} if whole else {"train": "mixers"}),
+            "lr": scaled_rates(measured, stage, sizes.width, whole=whole),
             "batch_tokens": step_tokens(stage, tokens, seq_len, least),
             **({"optimizer": stage.optimizer} if stage.optimizer != "adamw" else {}),
             "warmup": stage.warmup,
@@ -133,28 +171,58 @@ def recommended_stages(
     ]
 
 
-def recommended_layers(full: Sequence[bool]) -> dict[str, Any]:
+def may_train_all(sizes: ModelSizes) -> bool:
+    """Whether the measured recipe trains all weights."""
+    return any(stage.train == "all" for stage in sizes.measured.recipe.stages)
+
+
+def recommended_layers(full: Sequence[bool], measured: Measured = LAYERS) -> dict[str, Any]:
     """`layers` of a recipe: layers without full attention stay as they are.
 
     Args:
         full: per layer, whether it has full softmax attention.
+        measured: what is kept.
     """
     unit = [MIXER if is_full else FULL for is_full in full]
     period = next(n for n in range(1, len(unit) + 1) if unit == [unit[i % n] for i in range(len(unit))])
-    return {"pattern": unit[:period], "select": {"keep": KEEP}}
+    return {"pattern": unit[:period], "select": measured.select}
 
 
-def recommended_mixer(positions: int = LONGEST_ROW) -> dict[str, Any]:
-    """Settings of what other layers become.
+def recommended_mixer(positions: int = LONGEST_ROW, measured: Measured = LAYERS) -> dict[str, Any]:
+    """Settings of what other layers, or other heads, become.
 
     Args:
         positions: of the model.
+        measured: what is kept.
     """
-    mixer = measured().mixers[MIXER]
+    mixer = measured.recipe.mixers[MIXER]
     assert isinstance(mixer, SSESlidingMixer)
     window = min(mixer.window, max(1, row_lengths(positions)[1] // WINDOWS))
-    mixer = dc.replace(mixer, state_heads=STATE_HEADS, window=window)
+    mixer = dc.replace(mixer, window=window, state_heads=mixer.state_heads if measured.by_heads else STATE_HEADS)
     return changed_settings(mixer)
+
+
+def recommended_calibration(sizes: ModelSizes) -> dict[str, Any]:
+    """`calibrate` of a recipe."""
+    own = sizes.measured.recipe.calibrate
+    return _told(dc.replace(own, seq_len=min(own.seq_len, sizes.positions)), Calibrate(rows=0, seq_len=0))
+
+
+def recommended_needles(sizes: ModelSizes, shortest: int) -> dict[str, Any]:
+    """`data.needles` of a recipe; nothing where nothing is planted.
+
+    Args:
+        sizes: of the model.
+        shortest: tokens of its shortest row of training.
+    """
+    needles = dc.replace(sizes.measured.recipe.data.needles, words=None)
+    return _told(needles, Needles()) if needles.share and shortest >= NEEDLE_ROW else {}
+
+
+def _told(settings: Any, defaults: Any) -> dict[str, Any]:
+    """Those that differ from others."""
+    others = dc.asdict(defaults)
+    return {name: value for name, value in dc.asdict(settings).items() if value != others[name]}
 
 
 def _rounded(value: float, digits: int) -> float:

@@ -17,15 +17,15 @@ from sse_convert.recipe.presets import recipe_target
 from sse_convert.recipe.recommended import (
     LEAST_ROWS,
     LONGEST_ROW,
-    MEASURED,
-    MEASURED_WIDTH,
     MIXER,
     STATE_HEADS,
     ModelSizes,
     budgets,
-    measured,
+    may_train_all,
+    recommended_calibration,
     recommended_layers,
     recommended_mixer,
+    recommended_needles,
     recommended_stages,
 )
 from sse_convert.recipe.units import format_count
@@ -43,6 +43,8 @@ SHORTEST_ROW = 2048
 """of the second stage, below which a smaller machine is not helped"""
 MOST_GPUS = 8
 """that share the rows of a step"""
+USUAL_GIB = 80
+"""of one GPU, which must hold all weights in training where a recipe for any machine is to train them"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -110,21 +112,23 @@ def _chosen(wanted: Wanted, teacher: Teacher, machine: Machine | None) -> NewRec
     """The one with the longest rows that fits, else that with the shortest rows; of full length for any machine."""
     made = None
     for made in _of_every_row(wanted, teacher, machine):
-        if made.fits or machine is None:
+        if made.fits:
             break
     assert made is not None
     return made
 
 
 def _of_every_row(wanted: Wanted, teacher: Teacher, machine: Machine | None) -> Iterator[NewRecipe]:
-    """With rows of full length, then of half of it each time, without text."""
+    """With rows of full length, then of half of it each time, without text; with all weights trained, where the rule
+    does so, before those of converted layers alone."""
     sizes, longest = sizes_of(teacher), LONGEST_ROW
     while longest >= SHORTEST_ROW:
-        data = _data(wanted, sizes, longest, LEAST_ROWS if machine is None else machine.gpus)
-        recipe = recipe_from_dict(data, wanted.command)
-        plan = make_plan(recipe, teacher=teacher)
-        way = fewest_gpus(plan.costs) if machine is None else _way_on(machine, recipe, teacher)
-        yield NewRecipe(text="", data=data, recipe=recipe, way=way, plan=plan)
+        for whole in (True, False) if may_train_all(sizes) else (False,):
+            data = _data(wanted, sizes, longest, LEAST_ROWS if machine is None else machine.gpus, whole=whole)
+            recipe = recipe_from_dict(data, wanted.command)
+            plan = make_plan(recipe, teacher=teacher)
+            way = _way_anywhere(plan, whole=whole) if machine is None else _way_on(machine, recipe, teacher)
+            yield NewRecipe(text="", data=data, recipe=recipe, way=way, plan=plan)
         longest //= 2
 
 
@@ -142,7 +146,7 @@ def write_new_recipe(
     choice = made.plan.choice
     assert choice is not None
     needs = "" if made.way is None else f"; needs {gpus_in_words(made.way)}"
-    lines = [f"wrote {target}: {choice.keep} of {len(choice.among)} layers to be chosen{needs}"]
+    lines = [f"wrote {target}: {choice.keep} of {len(choice.among)} {choice.what} to be chosen{needs}"]
     if here is None:
         lines.append("there is no GPU here: the recipe is for the fewest GPUs that hold its rows")
     elif made.way is None:
@@ -171,16 +175,25 @@ def sizes_of(teacher: Teacher) -> ModelSizes:
         parameters=teacher.files.parameters,
         positions=teacher.text.max_position_embeddings,
         full=tuple(i in softmax and window is None for i, window in enumerate(teacher.windows)),
+        heads=teacher.separable_heads,
     )
+
+
+def _way_anywhere(plan: Plan, *, whole: bool) -> Way | None:
+    """The fewest GPUs; None where all weights are to be trained and one usual GPU does not hold that."""
+    way = fewest_gpus(plan.costs)
+    fits = way is not None and way.gpus == 1 and way.gib <= USUAL_GIB and not way.lora
+    return way if fits or not whole else None
 
 
 def _way_on(machine: Machine, recipe: Recipe, teacher: Teacher) -> Way | None:
     names, mixers = resolve(draft_recipe(recipe, teacher.num_layers, teacher.separable_heads), teacher.num_layers)
     layers = [None if name == FULL else mixers[name] for name in names]
-    return way_on(recipe, teacher, geometry_of(teacher), mixers, layers, gpus=machine.gpus, gib=machine.gib)
+    way = way_on(recipe, teacher, geometry_of(teacher), mixers, layers, gpus=machine.gpus, gib=machine.gib)
+    return None if way is None or way.lora else way
 
 
-def _data(wanted: Wanted, sizes: ModelSizes, longest: int, least: int) -> dict[str, Any]:
+def _data(wanted: Wanted, sizes: ModelSizes, longest: int, least: int, *, whole: bool) -> dict[str, Any]:
     """The recipe as plain data.
 
     Args:
@@ -188,21 +201,26 @@ def _data(wanted: Wanted, sizes: ModelSizes, longest: int, least: int) -> dict[s
         sizes: of the model.
         longest: tokens of a row that the machine holds.
         least: rows of a step.
+        whole: train all weights.
     """
-    own, text = measured(), wanted.text
-    share = min(1.0, text.most_tokens / sum(budgets(sizes.parameters)))
-    stages = recommended_stages(sizes, longest, share, least)
+    text, measured = wanted.text, sizes.measured
+    share = min(1.0, text.most_tokens / sum(budgets(sizes)))
+    stages = recommended_stages(sizes, longest, share, least, whole=whole)
     if text.chats:
         stages = [{**stage, "loss_mask": "assistant"} for stage in stages]
-    calibrated = min(own.calibrate.seq_len, sizes.positions)
+    needles = recommended_needles(sizes, min(stage["seq_len"] for stage in stages))
     return {
         "recipe_version": 1,
         "model": wanted.model,
-        "layers": recommended_layers(sizes.full),
-        "mixers": {MIXER: recommended_mixer(sizes.positions)},
-        "calibrate": {"rows": own.calibrate.rows, "seq_len": calibrated},
+        "layers": recommended_layers(sizes.full, measured),
+        "mixers": {MIXER: recommended_mixer(sizes.positions, measured)},
+        "calibrate": recommended_calibration(sizes),
         "stages": stages,
-        "data": {"train": list(text.train), "valid": list(text.valid)},
+        "data": {
+            "train": list(text.train),
+            "valid": list(text.valid),
+            **({"needles": needles} if needles else {}),
+        },
         "eval": _eval([stage["seq_len"] for stage in stages], text.held_out),
         "export": {"dir": f"out/{wanted.name}-sse", **({"license": wanted.license} if wanted.license else {})},
     }
@@ -222,25 +240,48 @@ def _eval(lengths: list[int], held_out: int | None) -> dict[str, Any]:
 
 def _header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str]:
     assert made.plan.choice is not None
-    choice, way = made.plan.choice, made.way
-    ruled = f"rates by width ({MEASURED_WIDTH} to {teacher.dims.hidden}), tokens of a step, rows"
-    ruled += "" if made.data["mixers"][MIXER] == recommended_mixer() else ", window"
-    kept = f"{choice.keep} of {len(choice.among)} layers stay softmax, chosen before training"
+    choice, way, sizes = made.plan.choice, made.way, sizes_of(teacher)
+    measured = sizes.measured
+    ruled = f"rates by width ({measured.width} to {teacher.dims.hidden}), tokens of a step, rows"
+    ruled += "" if made.data["mixers"][MIXER] == recommended_mixer(measured=measured) else ", window"
+    kept = f"{choice.keep} of {len(choice.among)} {choice.what} stay softmax, chosen before training"
     command = f"sse-convert run {wanted.command}"
     lines = [
-        f"{wanted.title}: {kept}; the others become SSE beside a window.",
+        f"{wanted.title}: {kept}; all else becomes SSE beside a window.",
         f"Plan:  sse-convert plan {wanted.command}",
         f"Run:   {command if way is None else launch_command(way, command)}",
         f"Takes: {_takes(way, choice.gpu_hours)}",
         "       GPU time is that of `plan`, if several GPUs lose nothing; below, with activations computed once.",
-        f"Measured, on teachers of 30M and 32M parameters (recipe {MEASURED}): choosing layers, SSE beside a window,",
-        "       training of converted layers alone, AdamW, two stages of KL.",
+        *_evidence(made.recipe, sizes),
         f"By rule from there: {ruled}.",
-        f"Not measured: this model, its share of layers, its text and tokens, state_heads: {STATE_HEADS}.",
+        f"Not measured: {_unmeasured(made.recipe, sizes)}.",
         *(line[0].upper() + line[1:] + "." for line in _text_lines(wanted, made.recipe, teacher)),
         *([wanted.note] if wanted.note else []),
     ]
     return [f"# {line}" for line in lines]
+
+
+def _evidence(recipe: Recipe, sizes: ModelSizes) -> list[str]:
+    """What was measured of the parts of a recipe."""
+    name = sizes.measured.name
+    if not sizes.measured.by_heads:
+        return [
+            f"Measured, on teachers of 30M and 32M parameters (recipe {name}): choosing layers, SSE beside a window,",
+            "       training of converted layers alone, AdamW, two stages of KL.",
+        ]
+    planted = ", planted facts" * bool(recipe.data.needles.share)
+    return [
+        f"Measured, on SmolLM2-135M-Instruct (recipe {name}): choosing heads, one state beside a window,",
+        f"       Muon, two stages of KL{planted}.",
+    ]
+
+
+def _unmeasured(recipe: Recipe, sizes: ModelSizes) -> str:
+    """What no measurement stands for."""
+    if not sizes.measured.by_heads:
+        return f"this model, its share of layers, its text and tokens, state_heads: {STATE_HEADS}"
+    alone = ", training of converted layers alone" * any(stage.train == "mixers" for stage in recipe.stages)
+    return f"this model, its share of heads, its text and tokens{alone}"
 
 
 def _text_lines(wanted: Wanted, recipe: Recipe, teacher: Teacher) -> list[str]:
@@ -248,7 +289,7 @@ def _text_lines(wanted: Wanted, recipe: Recipe, teacher: Teacher) -> list[str]:
     text, tokens = wanted.text, sum(stage.tokens for stage in recipe.stages)
     if text.tokens is None:
         return []
-    of_rule, passes = sum(budgets(teacher.files.parameters)), text.passes(tokens)
+    of_rule, passes = sum(budgets(sizes_of(teacher))), text.passes(tokens)
     read = f"{passes:.0f} times" if passes >= 1.5 else "once" if passes >= 0.75 else f"{passes:.0%} of it"
     told = f"text: about {format_number(text.tokens)} tokens in the files, read {read} ({format_number(tokens)} tokens"
     if text.passes(of_rule) <= MOST_PASSES:
@@ -285,7 +326,8 @@ def _body(data: dict[str, Any], plan: Plan) -> list[str]:
             for line in _stage(*parts)
         ),
         "data:",
-        *(line for key, sources in data["data"].items() for line in _sources(key, sources)),
+        *(line for key in ("train", "valid") for line in _sources(key, data["data"][key])),
+        *(f"  {key}: {format_flow(data['data'][key])}" for key in ("needles",) if key in data["data"]),
         f"eval: {_with_units(data['eval'])}",
         f"export: {format_flow(data['export'])}",
     ]

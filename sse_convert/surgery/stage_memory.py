@@ -2,12 +2,12 @@
 
 Fixed, in bytes per parameter: 4 for every weight (float32 masters), 2 for autocast's copies of them (of frozen ones,
 with gradient checkpointing, a layer's and the head's at a time), and for the trained ones 4 for the gradient and 8 for
-AdamW's moments (Muon's one moment of a matrix, 4, is counted as 8). A frozen matrix takes 2 and has no copy under
-autocast, but for embeddings, and where weights are shared out. A teacher takes 2 under bfloat16, else 4, and nothing
-for frozen matrices that are its own. `layer_mse` has the attention of converted layers alone on the GPU. The
-losses hold a chunk of logits, of the student and of a teacher, in the compute dtype, and the head's gradient. Softmax
-layers of packed rows have a mask of all pairs of tokens of a row where no kernel knows documents, and where scores are
-bounded 8 bytes a pair, head and layer.
+AdamW's moments, 4 for Muon's one of a layer's matrix (experts are not told apart, and count as AdamW's). A frozen
+matrix takes 2 and has no copy under autocast, but for embeddings, and where weights are shared out. A teacher takes 2
+under bfloat16, else 4, and nothing for frozen matrices that are its own. `layer_mse` has the attention of converted
+layers alone on the GPU. The losses hold a chunk of logits, of the student and of a teacher, in the compute dtype, and
+the head's gradient. Softmax layers of packed rows have a mask of all pairs of tokens of a row where no kernel knows
+documents, and where scores are bounded 8 bytes a pair, head and layer.
 
 Several processes: DDP has all of that on each, gradients being views of its buckets, and 4 more bytes for each trained
 parameter, which the peaks of benchmarks/training show. FSDP2 shares out all but autocast's copies, and each process has
@@ -194,7 +194,7 @@ class _Estimate:
         told = geometry.parameters * self.element * self.taught
         whole = self.stage.train == "all"
         return {
-            "weights": weights * 4 + copies + trained * 12 + told,
+            "weights": weights * 4 + copies + trained * 4 + self._moments(trained) + told,
             "copies": copies,
             "held_low": 2 * frozen * twice + max(0, copies - 2 * (weights - frozen)),
             "gathered": _gathered_bytes(
@@ -202,6 +202,13 @@ class _Estimate:
             ),
             "ddp": 4 * trained,
         }
+
+    def _moments(self, trained: int) -> int:
+        """Bytes of the optimizer's state; norms, and what else Muon leaves to AdamW inside layers, are too few."""
+        geometry, whole = self.geometry, self.stage.train == "all" and not self.alone
+        if self.stage.optimizer != "muon" or (whole and geometry.has_experts):
+            return 8 * trained
+        return 4 * trained + 4 * _around(geometry) * whole
 
     def _kept(self) -> dict[str, Any]:
         """Fields of activations."""

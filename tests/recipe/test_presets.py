@@ -5,6 +5,7 @@ import json
 import pytest
 
 from sse_convert import api
+from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.errors import OutputError, RecipeError
 from sse_convert.mixers import SSEMixer
 from sse_convert.recipe import load_recipe, resolve
@@ -77,10 +78,12 @@ def test_it_plans(name, model):
     folder = model(name.removesuffix("-heads"))
     config = json.loads((folder / "config.json").read_text())
     plan = api.plan(name, overrides=[f"model={folder}"])
-    recipe = draft_recipe(load_recipe(name), config["num_hidden_layers"])
+    recipe = draft_recipe(load_recipe(name), config["num_hidden_layers"], open_for_planning(folder).separable_heads)
     assert [row.mixer for row in plan.layers] == resolve(recipe, config["num_hidden_layers"])[0]
-    whole = [row.mixer == "full" or "@" in row.mixer for row in plan.layers if row.source == "full"]
-    assert (name not in SCRATCH) <= sum(whole) < len(whole) / 2
+    names = [row.mixer for row in plan.layers if row.source == "full"]
+    assert any(mixer == "full" or "@" in mixer for mixer in names) == (name not in SCRATCH)
+    assert names.count("full") < len(names) / 2
+    assert plan.cache[-1].hybrid_bytes < plan.cache[-1].teacher_bytes / 2
     assert json.dumps(plan.to_dict(), allow_nan=False)
     assert plan.lines()
     if name in PARAMETERS:
@@ -93,9 +96,10 @@ def test_it_is_what_the_rule_writes(name):
     assert preset_text(name) == packaged_text(name)
 
 
-def test_every_recipe_of_a_hub_model_chooses_its_layers():
+def test_every_recipe_of_a_hub_model_chooses_what_stays():
     assert set(preset_names()) - set(MODELS) - set(LOCAL) == {"paper-2b", "paper-12b", *SCRATCH, *HEADS}
-    assert all(load_recipe(name).layers.select.keep == "25%" for name in MODELS)
+    kept = {name: (select.keep, select.by) for name in MODELS if (select := load_recipe(name).layers.select)}
+    assert kept == dict.fromkeys(MODELS, ("10%", "heads")) | {"gpt-oss-20b": ("25%", "layers")}  # it has learned sinks
 
 
 @pytest.mark.shared

@@ -1,5 +1,6 @@
 """The rule that carries the measured recipe to other sizes."""
 
+import dataclasses as dc
 import json
 
 import pytest
@@ -7,34 +8,90 @@ import pytest
 from sse_convert.mixers import changed_settings
 from sse_convert.recipe.presets import preset_path
 from sse_convert.recipe.recommended import (
-    MEASURED_WIDTH,
+    HEADS,
+    LAYERS,
+    NEEDLE_ROW,
     ModelSizes,
     budgets,
-    measured,
+    may_train_all,
+    recommended_calibration,
     recommended_layers,
     recommended_mixer,
+    recommended_needles,
     recommended_stages,
     row_lengths,
     scaled_rates,
     step_tokens,
 )
+from sse_convert.recipe.schema import Needles
+from tests.model_configs import model_config
 
 
-def test_at_the_measured_width_the_rates_are_the_measured_ones():
-    for stage in measured().stages:
-        assert scaled_rates(stage, MEASURED_WIDTH) == {"mixers": stage.lr.mixers, "new": stage.lr.new}
+def sizes(parameters=134_515_008, width=576, positions=8192, heads=(3, 3), full=None):
+    full = full or (True,) * len(heads)
+    return ModelSizes(width=width, parameters=parameters, positions=positions, full=full, heads=heads)
+
+
+@pytest.mark.parametrize(
+    ("heads", "full", "expected"),
+    [
+        ((3, 3), (True, True), HEADS),
+        ((8, 8), (True, True), HEADS),
+        ((2, 2), (True, True), LAYERS),
+        ((0, 0), (True, True), LAYERS),  # refused for full_heads
+        ((8, 2), (True, True), LAYERS),
+        ((0, 4), (False, True), HEADS),  # windows of the model's own stay
+    ],
+)
+def test_heads_are_kept_where_layers_have_three_or_more(heads, full, expected):
+    assert sizes(heads=heads, full=full).measured is expected
+
+
+@pytest.mark.parametrize("measured", [LAYERS, HEADS])
+def test_at_the_measured_width_the_rates_are_the_measured_ones(measured):
+    for stage in measured.recipe.stages:
+        rates = scaled_rates(measured, stage, measured.width, whole=True)
+        assert rates == {group: rate for group, rate in dc.asdict(stage.lr).items() if rate is not None}
         assert step_tokens(stage, stage.tokens, 512) == stage.batch_tokens
 
 
-def test_rates_fall_as_width_rises():
-    stage = measured().stages[0]
+@pytest.mark.parametrize("measured", [LAYERS, HEADS])
+def test_rates_fall_as_width_rises(measured):
+    stage = measured.recipe.stages[0]
     for group, rate in {"mixers": stage.lr.mixers, "new": stage.lr.new}.items():
-        assert scaled_rates(stage, 8 * MEASURED_WIDTH)[group] == pytest.approx(rate / 8, rel=0.05)
-        assert scaled_rates(stage, MEASURED_WIDTH // 2)[group] == pytest.approx(2 * rate, rel=0.05)
+        assert scaled_rates(measured, stage, 8 * measured.width, whole=False)[group] == pytest.approx(
+            rate / 8, rel=0.05
+        )
+        assert scaled_rates(measured, stage, measured.width // 2, whole=False)[group] == pytest.approx(
+            2 * rate, rel=0.05
+        )
+
+
+def test_the_measured_model_gets_its_recipe():
+    own = HEADS.recipe
+    stages = recommended_stages(sizes(), least=1, whole=True)
+    for stage, measured in zip(stages, own.stages, strict=True):
+        assert "train" not in stage
+        assert {key: stage[key] for key in ("tokens", "seq_len", "batch_tokens", "optimizer", "warmup", "min_lr")} == {
+            key: getattr(measured, key)
+            for key in ("tokens", "seq_len", "batch_tokens", "optimizer", "warmup", "min_lr")
+        }
+        assert stage["lr"] == dc.asdict(measured.lr)
+    assert recommended_mixer(8192, HEADS) == changed_settings(own.mixers["sse+sliding"])
+    assert recommended_calibration(sizes()) == {"rows": 2, "seq_len": 4096, "output_scale": "size"}
+    assert Needles(**recommended_needles(sizes(), 2048)) == own.data.needles
+
+
+def test_weights_are_trained_as_measured_or_converted_layers_alone():
+    assert may_train_all(sizes())
+    assert not may_train_all(sizes(heads=(2, 2)))
+    for stage in recommended_stages(sizes()):
+        assert stage["train"] == "mixers"
+        assert "rest" not in stage["lr"]
 
 
 def test_steps_grow_with_the_root_of_the_tokens():
-    stage = measured().stages[0]
+    stage = LAYERS.recipe.stages[0]
     assert step_tokens(stage, 16 * stage.tokens, 512) == 4 * stage.batch_tokens
     assert step_tokens(stage, stage.tokens, 32768) == 8 * 32768  # eight rows
 
@@ -44,29 +101,37 @@ def test_rows_and_budgets():
     assert row_lengths(40960, longest=16384) == (4096, 16384)
     assert row_lengths(8192) == (2048, 8192)
     assert row_lengths(2048) == (512, 2048)
-    assert budgets(30_000_000_000) == (600_000_000, 200_000_000)
-    assert budgets(134_515_008) == (400_000_000, 130_000_000)
+    assert budgets(sizes(30_000_000_000)) == (600_000_000, 200_000_000)
+    assert budgets(sizes(134_515_008, heads=(2, 2))) == (400_000_000, 130_000_000)
+    assert budgets(sizes(134_515_008)) == (14_000_000, 6_000_000)
 
 
 def test_a_tiny_model_trains_a_step_at_least():
-    stages = recommended_stages(ModelSizes(width=32, parameters=1000, positions=512, full=(True, True)))
+    stages = recommended_stages(sizes(parameters=1000, width=32, positions=512))
     assert all(stage["tokens"] >= stage["batch_tokens"] for stage in stages)
+
+
+@pytest.mark.parametrize(("heads", "shortest"), [((2, 2), 2048), ((3, 3), NEEDLE_ROW // 2)])
+def test_nothing_is_planted_beside_whole_layers_or_in_rows_too_short(heads, shortest):
+    assert recommended_needles(sizes(heads=heads), shortest) == {}
 
 
 def test_layers_without_full_attention_stay():
     assert recommended_layers([True] * 6) == {"pattern": ["sse+sliding"], "select": {"keep": "25%"}}
+    assert recommended_layers([True] * 6, HEADS)["select"] == {"keep": "10%", "by": "heads"}
     assert recommended_layers([False, True] * 3)["pattern"] == ["full", "sse+sliding"]
     assert recommended_layers([True, False, False])["pattern"] == ["sse+sliding", "full", "full"]
 
 
-def test_the_mixer_is_the_measured_one_but_for_its_heads():
-    own = changed_settings(measured().mixers["sse+sliding"])
+def test_the_mixer_beside_whole_layers_is_the_measured_one_but_for_its_heads():
+    own = changed_settings(LAYERS.recipe.mixers["sse+sliding"])
     assert recommended_mixer() == {**own, "state_heads": "kv"}
 
 
 @pytest.mark.shared
 def test_the_measured_width_is_that_of_the_measured_model():
-    config = preset_path("qwen3-8b").parent.parent / measured().model / "config.json"
+    config = preset_path("qwen3-8b").parent.parent / LAYERS.recipe.model / "config.json"
     if not config.is_file():
         pytest.skip("needs the checkpoints in ../shared")
-    assert json.loads(config.read_text())["hidden_size"] == MEASURED_WIDTH
+    assert json.loads(config.read_text())["hidden_size"] == LAYERS.width
+    assert model_config("smollm2-135m")["hidden_size"] == HEADS.width

@@ -61,6 +61,24 @@ def test_one_gpu_trains_the_converted_layers_of_8b():
     assert {stage.train for stage in new.recipe.stages} == {"mixers"}
 
 
+@pytest.mark.parametrize(
+    ("name", "machine", "trained"),
+    [
+        ("qwen3-0.6b", None, "all"),
+        ("qwen3-0.6b", Machine(1, 24), "all"),
+        ("qwen3-4b", Machine(1, 80), "mixers"),
+        ("qwen3-4b", Machine(1, 141), "all"),
+        ("qwen3-8b", None, "mixers"),
+    ],
+)
+def test_all_weights_are_trained_where_the_machine_holds_that(name, machine, trained):
+    _, new = made(name, machine)
+    assert {stage.train for stage in new.recipe.stages} == {trained}
+    assert [stage.lr.rest is None for stage in new.recipe.stages] == [trained == "mixers"] * 2
+    assert ("training of converted layers alone" in new.text) == (trained == "mixers")
+    assert new.fits
+
+
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-14b", "gpt-oss-20b"])
 def test_machine_command_and_time_are_those_of_the_plan(name):
     teacher, new = made(name)
@@ -96,7 +114,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     arguments = ["recipes", "new", str(TEACHER), str(target), "--text", str(tmp_path / "mine.txt")]
     assert run_app(app, arguments) == 0
     told = capsys.readouterr()
-    assert "2 of 6 layers to be chosen; needs 1 GPU of 24 GiB or more" in told.out + told.err
+    assert "2 of 18 key-value heads to be chosen; needs 1 GPU of 24 GiB or more" in told.out + told.err
     recipe = load_recipe(target)
     assert [source.path for source in recipe.data.train] == [str(tmp_path / "mine.txt")]
     assert [source.kind for source in recipe.data.valid] == ["teacher"]
@@ -110,7 +128,7 @@ def test_a_config_is_enough_as_it_is_for_a_plan(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "machine_here", lambda: None)
     (tmp_path / "config.json").write_text(config_path("qwen3-0.6b").read_text())
     api.recipes_new(tmp_path, tmp_path / "new.yaml")
-    assert api.plan(tmp_path / "new.yaml").choice.keep == 7
+    assert api.plan(tmp_path / "new.yaml").choice.keep == 22  # of 28 layers of 8 heads
 
 
 def test_what_does_not_fit_is_said(tmp_path, monkeypatch):

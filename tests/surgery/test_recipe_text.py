@@ -173,10 +173,10 @@ def test_a_model_that_chats_says_where_chats_are_missing():
 def test_a_short_text_bounds_the_budget(name, kind):
     """Counted within a tenth, read four times; what the rule would read is told."""
     model = teacher()
-    written = api.recipes_new(model, NEW, text=[write(name, kind, 20_000)])
-    tokens = 20_000 * len(tokenizer_of(model)(SENTENCE * 4)["input_ids"])
+    written = api.recipes_new(model, NEW, text=[write(name, kind, 500)])
+    tokens = 500 * len(tokenizer_of(model)(SENTENCE * 4)["input_ids"])
     told = next(line for line in written.lines() if line.startswith("text: about"))
-    counted = 1e6 * float(told.split()[2].removesuffix("M"))
+    counted = 1e3 * float(told.split()[2].removesuffix("K"))
     assert counted == pytest.approx(tokens, rel=0.1)
     assert sum(stage.tokens for stage in load_recipe(NEW).stages) == pytest.approx(MOST_PASSES * counted, rel=0.1)
     assert "read 4 times" in told
