@@ -12,6 +12,8 @@ LENGTHS = (1024, 2048, 4096, 8192)
 TASKS = {"noise": "in noise", "book": "in a book", "one of four": "one of four"}
 CHOICES = ("all", "none", "layers", "select", "refined", "attention at 8,192")
 """of heads, as the table shows them"""
+ELSEWHERE = ("9 heads", "GDN", "GLA", "windows of 256")
+"""words in the names of trainings that the first page leaves to the page of results"""
 Entry = Mapping[str, Any]
 """what a report says of one choice of heads, or of one training"""
 
@@ -54,16 +56,40 @@ def mixed() -> str:
 
 
 def first_page() -> str:
-    """The same at the shortest and the longest rows, without those of nine heads."""
-    return _mixed((LENGTHS[0], LENGTHS[-1]), without="9 heads")
+    """The same at the shortest and the longest rows, without those of nine heads, other rules and other windows."""
+    return _mixed((LENGTHS[0], LENGTHS[-1]), without=ELSEWHERE)
 
 
-def _mixed(lengths: Sequence[int], without: str = "no lever") -> str:
+def decoding() -> str:
+    """Time of a decoding step and bytes of a row's cache, by what stays softmax, context and rows of a step."""
+    report = _load("decoding_smollm2.json")
+    steps = {
+        name: {(row["context"], row["batch"]): row for row in rows if "batch" in row}
+        for name, rows in report["models"].items()
+    }
+    places = list(next(iter(steps.values())))
+    lines = []
+    for context in sorted({context for context, _ in places}):
+        batches = [batch for at, batch in places if at == context]
+        for name, found in sorted(steps.items(), key=lambda item: -item[1][context, 1]["cache_gib"]):
+            cache = f"{found[context, 1]['cache_gib'] * 2**30 / 1e6:.0f} MB"
+            lines.append(
+                (
+                    f"{context // 1024}K, {name}",
+                    cache,
+                    *(f"{found[context, batch]['step_ms']:.1f}" for batch in batches),
+                )
+            )
+    names = ("1 row, ms" if batch == 1 else f"{batch} rows" for batch in dict.fromkeys(batch for _, batch in places))
+    return "\n".join(table(("context, what stays softmax; the others", "cache of a row", *names), lines))
+
+
+def _mixed(lengths: Sequence[int], without: Sequence[str] = ()) -> str:
     report = _load("mixed_smollm2.json")
     whole = report["teacher"]["cache_bytes"]["8192"]
     lines = [("the teacher", f"{whole / 1e6:.0f} MB", *_found(_teacher(), lengths), "0")]
     for trial in sorted(_pooled(), key=lambda trial: trial["kl"]):
-        if trial["lever"].startswith(without):
+        if any(words in trial["lever"] for words in without):
             continue
         cache, seeds = trial["cache_bytes"]["8192"], trial["seeds"]
         words = f"{trial['lever']}, {seeds} seeds" if seeds > 1 else trial["lever"]
@@ -134,4 +160,5 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "real-none": none_kept,
     "real-mixed": mixed,
     "real-first": first_page,
+    "real-decoding": decoding,
 }

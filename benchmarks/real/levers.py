@@ -70,7 +70,8 @@ LEVERS: dict[str, tuple[str, ...]] = {
         }.items()
     },
     **{
-        f"3 layers, {name}": ("layers.keep=[7, 18, 21]", *changes)
+        f"{count} layers, {name}": (f"layers.keep={keep}", *changes)
+        for count, keep in {3: [7, 18, 21], 8: [0, 7, 8, 14, 15, 18, 21, 23]}.items()
         for name, changes in {"windows alone": WINDOWS, "one state": ONE}.items()
     },
 }
