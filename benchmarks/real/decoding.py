@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
         report["models"][name] = measured(model, options)
         write_json(options.out, report)
         for row in report["models"][name]:
-            say(f"{name}: {({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()})}")
+            say(f"{name}: { ({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}) }")
         del model
 
 
