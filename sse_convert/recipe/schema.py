@@ -109,8 +109,9 @@ class Stage:
     context_parallel: Annotated[int, Range(1, 64)] = 1
     """processes that hold a row together, each with its part of the tokens, for rows that one GPU cannot hold; under
     FSDP2, at most one process per query head"""
-    checkpoint_steps: Count = 100
-    """optimizer steps between checkpoints; slow steps are saved every two minutes as well"""
+    checkpoint_steps: Auto | Count = "auto"
+    """optimizer steps between checkpoints. auto, and besides: one every two minutes, or less often where that would take
+    more than 5% of the time"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
@@ -74,9 +74,13 @@ class Checkpoints:
         self._newest = self._newest_whole()
         self._saved_at, self._save_seconds = time.monotonic(), 0.0
 
-    def late(self) -> bool:
-        """Whether the last one is so long ago that a kill would cost too much. Every process must ask after every
-        step."""
+    def due(self, step: int, every: int | Literal["auto"]) -> bool:
+        """Whether to save after a step: another so many are done, or the last checkpoint is so long ago that a kill
+        would cost too much. Every process must ask after every step."""
+        late = self._late()
+        return late or (every != "auto" and step // every > self.step // every)
+
+    def _late(self) -> bool:
         limit = max(LATE_SECONDS, self._save_seconds / LATE_SHARE)
         late = torch.tensor(float(time.monotonic() - self._saved_at > limit), device=self._accelerator.device)
         return bool(self._accelerator.reduce(late, "sum"))  # clocks differ

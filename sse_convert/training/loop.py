@@ -103,9 +103,8 @@ def train(
                 bar.update(schedule.step_tokens, note=note)
             _report(accelerator, watch, now, record, checkpoints)
             compiling.after(now.step, aloud=accelerator.is_main_process)
-            stopping, late = stop.wanted(), checkpoints.late()
-            due = last or now.step // stage.checkpoint_steps > checkpoints.step // stage.checkpoint_steps
-            if due or stopping or late:
+            stopping, due = stop.wanted(), checkpoints.due(now.step, stage.checkpoint_steps)
+            if last or due or stopping:
                 state = {**dc.asdict(now), "position": step.position, "memory": objective.memory()}
                 state |= {"guard": watch.memory()}
                 _save(objective, now, state, checkpoints, held_out, last=last, stopping=stopping)
