@@ -3,6 +3,7 @@
 Each is a process of its own, with its own folder, environment, arguments and exit code; only the imports are shared.
 """
 
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -24,7 +25,14 @@ FIXED = {
 
 
 def run(
-    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, error: Path, *, timeout: float
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    out: Path,
+    error: Path,
+    *,
+    timeout: float,
+    hub: Mapping[str, str] | None = None,
 ) -> int:
     """Run `python ARGUMENTS` (`-m module ...` or `script.py ...`) and return its exit code.
 
@@ -35,6 +43,7 @@ def run(
         out: file that stdout is appended to.
         error: file that stderr is appended to, maybe the same.
         timeout: seconds after which the process is killed.
+        hub: environment of the hub's library, beside and over `FIXED`.
 
     Raises:
         TimeoutError: it ran longer.
@@ -43,7 +52,8 @@ def run(
     with _environment({**environment, **FIXED, "HF_MODULES_CACHE": _modules().name}):
         context.set_forkserver_preload(["docs.preload"])
         forkserver.ensure_running()
-    process = context.Process(target=_main, args=(list(arguments), folder, {**environment, **FIXED}, out, error))
+    whole = {**environment, **FIXED, **(hub or {})}
+    process = context.Process(target=_main, args=(list(arguments), folder, whole, out, error))
     process.start()
     process.join(timeout)
     if process.exitcode is None:
@@ -77,6 +87,8 @@ def _main(arguments: list[str], folder: Path, environment: Mapping[str, str], ou
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), descriptor)
     os.environ.clear()
     os.environ.update(environment)
+    constants = importlib.reload(importlib.import_module("huggingface_hub.constants"))  # of this environment
+    importlib.import_module("huggingface_hub.hf_api").api.endpoint = constants.ENDPOINT
     os.chdir(folder)
     if arguments[0] == "-m":
         sys.argv = arguments[1:]

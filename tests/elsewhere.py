@@ -1,7 +1,8 @@
-"""Processes that cannot import sse_convert, as where a checkpoint travels to."""
+"""Processes of their own: without sse_convert, as where a checkpoint travels to, and with a hub of their own."""
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from docs import warm
 
@@ -24,3 +25,24 @@ def without_package(script: str, folder: Path, *arguments: str) -> None:
     said = folder / "said.txt"
     code = warm.run(["script.py", *arguments], folder, os.environ, said, said, timeout=300)
     assert code == 0, said.read_text()[-3000:]
+
+
+class Done(NamedTuple):
+    """What became of a process."""
+
+    code: int
+    out: str
+    error: str
+
+
+def beside_hub(arguments: list[object], folder: Path, endpoint: str, **environment: str) -> Done:
+    """Run `python ARGUMENTS` in a process of its own whose hub is at `endpoint`; `HF_HOME` is in the folder, unless the
+    environment says otherwise, and no token of this machine is known."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING_FACE_"))}
+    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    out, error = folder / "out.txt", folder / "error.txt"
+    for path in (out, error):
+        path.write_text("")
+    given = [str(argument) for argument in arguments]
+    code = warm.run(given, folder, outside, out, error, timeout=300, hub={**hub, **environment})
+    return Done(code, out.read_text(), error.read_text())

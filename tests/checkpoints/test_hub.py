@@ -1,9 +1,6 @@
-"""Checkpoints on the hub, against a stand-in server. In fresh processes: the hub library reads settings at import."""
+"""Checkpoints on the hub, against a stand-in server. In processes of their own: the hub library keeps its settings."""
 
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from sse_convert.checkpoints import hub
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.errors import HubError
+from tests.elsewhere import beside_hub
 from tests.fake_hub import FakeHub, RefusedError, Repo
 from tests.surgery import models, synthetic
 
@@ -55,17 +53,10 @@ except SSEConvertError as error:
 
 
 def ask(hub, tmp_path, repo_id, revision="", *more, **environment):
-    env = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-    env.pop("HF_HUB_OFFLINE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, repo_id, revision, *more],
-        env={**env, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    (tmp_path / "ask.py").write_text(SCRIPT)
+    done = beside_hub(["ask.py", repo_id, revision, *more], tmp_path, hub.endpoint, **environment)
+    assert done.code == 0, done.error
+    return json.loads(done.out)
 
 
 @pytest.fixture
@@ -133,11 +124,8 @@ def test_unreachable(tmp_path):
 
 
 def convert(hub, tmp_path, recipe):
-    env = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-    env.pop("HF_HUB_OFFLINE", None)
-    command = [sys.executable, "-m", "sse_convert", "convert", str(recipe), "-o", str(tmp_path / "out"), "--json"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout)
+    command = ["-m", "sse_convert", "convert", recipe, "-o", tmp_path / "out", "--json"]
+    return json.loads(beside_hub(command, tmp_path, hub.endpoint).out)
 
 
 @pytest.mark.slow

@@ -1,11 +1,8 @@
-import os
-import subprocess
-import sys
-
 import torch
 
 from sse_convert.export.export import export_checkpoint
 from sse_convert.modeling.auto import load_pretrained
+from tests.elsewhere import beside_hub
 from tests.fake_hub import FakeHub
 
 TOKEN = "hf_roundTripSecret0123456789"
@@ -29,14 +26,11 @@ model.generate(ids, max_new_tokens=4, do_sample=False)
 def test_a_pushed_model_loads_from_the_hub_where_sse_convert_is_not_installed(recipe, student_folder, tmp_path):
     out = export_checkpoint(recipe, student_folder, tmp_path / "final", shard_bytes=40_000).out
     with FakeHub({TOKEN: "ada"}) as hub:
-        env = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
-        env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": TOKEN}
         for code, arguments in ((PUSH, [out, "ada/tiny-sse"]), (LOAD, ["ada/tiny-sse", tmp_path / "logits.pt"])):
-            done = subprocess.run(
-                [sys.executable, "-c", code, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=120
-            )
-            assert done.returncode == 0, done.stderr
-            assert TOKEN not in done.stdout + done.stderr
+            (tmp_path / "script.py").write_text(code)
+            done = beside_hub(["script.py", *arguments], tmp_path, hub.endpoint, HF_TOKEN=TOKEN)
+            assert done.code == 0, done.error
+            assert TOKEN not in done.out + done.error
         assert hub.repos["ada/tiny-sse"].private
         assert sum(name.endswith(".safetensors") for name in hub.files("ada/tiny-sse")) > 1
     ids, logits = torch.load(tmp_path / "logits.pt")

@@ -1,8 +1,5 @@
 import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +9,7 @@ from sse_convert.checkpoints.manifest import file_record, write_manifest
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
 from sse_convert.export.push import check_folder, push_folder
 from sse_convert.modeling.remote_code import remote_code
+from tests.elsewhere import beside_hub
 from tests.evaluation.test_report import make_report
 from tests.fake_hub import FakeHub
 
@@ -61,19 +59,17 @@ def figures(gap):
 
 
 def run(hub, folder, *pushes, home, **extra):
-    """Push in a fresh process against the stand-in hub, with a token each or TOKEN; the results, and what it wrote."""
-    drop = {"HF_TOKEN", "HF_HUB_OFFLINE", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"}
-    env = {key: value for key, value in os.environ.items() if key not in drop}
-    env |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_TOKEN": TOKEN}
-    env |= extra
-    command = [sys.executable, "-c", PUSH, json.dumps(pushes), str(folder)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    """Push in a process of its own to the stand-in hub, with a token each or TOKEN; the results, and what it wrote."""
+    settings = {"HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_TOKEN": TOKEN, **extra}
+    script = home.parent / "push.py"
+    script.write_text(PUSH)
+    done = beside_hub([script, json.dumps(pushes), folder], home.parent, hub.endpoint, **settings)
+    assert done.code == 0, done.error
     for place in (home, folder):
         for path in place.rglob("*"):
             assert not path.is_file() or TOKEN.encode() not in path.read_bytes()
-    assert TOKEN not in done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+    assert TOKEN not in done.out + done.error
+    return [json.loads(line) for line in done.out.splitlines()], done.error
 
 
 def test_upload_replaces_branches_and_pull_requests(folder, tmp_path):

@@ -3,11 +3,8 @@
 import dataclasses as dc
 import errno
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +24,7 @@ from sse_convert.inference.sampling import Sampling
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.remote_code import remote_code
 from sse_convert.surgery.verify import verify_checkpoint
-from tests.elsewhere import without_package
+from tests.elsewhere import beside_hub, without_package
 from tests.fake_hub import FakeHub, Repo
 
 ROOT = Path(__file__).parents[2]
@@ -327,11 +324,10 @@ def test_a_pushed_one_fetches_its_teacher_at_its_commit(recipe, exported, teache
     with torch.no_grad():
         expected = load_pretrained(exported[0])(ids, use_cache=False).logits
 
-    def run(code, *arguments, **environment):
-        env = {key: value for key, value in os.environ.items() if key not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
-        env |= {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT), **environment}
-        command = [sys.executable, "-c", code, *map(str, arguments)]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    def run(code, *arguments, home, **environment):
+        (tmp_path / "script.py").write_text(code)
+        settings = {"HF_HOME": str(tmp_path / home), **environment}
+        return beside_hub(["script.py", *arguments], tmp_path, hub.endpoint, **settings)
 
     def found():
         return torch.load(tmp_path / "logits.pt")[1]
@@ -339,32 +335,31 @@ def test_a_pushed_one_fetches_its_teacher_at_its_commit(recipe, exported, teache
     with FakeHub({"hf_secret": "ada"}) as hub:
         newer = {**served, "model.safetensors": served["model.safetensors"][:-4] + b"\0\0\0\0"}
         hub.repos["ada/teacher"] = Repo(False, {"main": [(commit, "first", served)]})
-        home = {"HF_HOME": str(tmp_path / "home")}
-        made = run(EXPORT_AND_PUSH, "recipe.yaml", "student", "hub-small", HF_TOKEN="hf_secret", **home)
-        assert made.returncode == 0, made.stderr
+        made = run(EXPORT_AND_PUSH, "recipe.yaml", "student", "hub-small", HF_TOKEN="hf_secret", home="home")
+        assert made.code == 0, made.error
         lent = json.loads(hub.files("ada/small")["sse_delta.json"])
         assert (lent["teacher"], lent["revision"]) == ("ada/teacher", commit)
         hub.repos["ada/teacher"].branches["main"].append(("f" * 40, "second", newer))
         for package in ("with", "without"):
-            done = run(LOAD, "ada/small", "logits.pt", package, HF_HOME=str(tmp_path / package))
-            assert done.returncode == 0, done.stderr
+            done = run(LOAD, "ada/small", "logits.pt", package, home=package)
+            assert done.code == 0, done.error
             assert torch.equal(found(), expected)
             (tmp_path / "logits.pt").unlink()
-            done = run(LOAD, "ada/small", "logits.pt", package, HF_HOME=str(tmp_path / package), HF_HUB_OFFLINE="1")
-            assert torch.equal(found(), expected), done.stderr
+            done = run(LOAD, "ada/small", "logits.pt", package, home=package, HF_HUB_OFFLINE="1")
+            assert torch.equal(found(), expected), done.error
             (tmp_path / "logits.pt").unlink()
-        done = run(JOIN, HF_HOME=str(tmp_path / "with"))
-        assert done.returncode == 0, done.stderr
+        done = run(JOIN, home="with")
+        assert done.code == 0, done.error
         with torch.no_grad():
             assert torch.equal(load_pretrained(tmp_path / "joined")(ids, use_cache=False).logits, expected)
-        offline = {"HF_HOME": str(tmp_path / "empty"), "HF_HUB_OFFLINE": "1"}
+        offline = {"home": "empty", "HF_HUB_OFFLINE": "1"}
         done = run(LOAD, tmp_path / "hub-small", "logits.pt", "without", **offline)
-        assert f"its teacher ada/teacher at revision {commit} is not at hand" in done.stderr
+        assert f"its teacher ada/teacher at revision {commit} is not at hand" in done.error
         assert (
-            f"`hf download ada/teacher --revision {commit}` where there is a network, or set SSE_TEACHER" in done.stderr
+            f"`hf download ada/teacher --revision {commit}` where there is a network, or set SSE_TEACHER" in done.error
         )
         done = run(LOAD, tmp_path / "hub-small", "logits.pt", "with", **offline, SSE_TEACHER=str(teacher))
-        assert torch.equal(found(), expected), done.stderr
+        assert torch.equal(found(), expected), done.error
 
 
 def test_the_code_that_travels_joins(exported):

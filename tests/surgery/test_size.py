@@ -78,7 +78,7 @@ def test_seventy_billion_parameters_as_measured():
     assert convert["cpu_seconds"] < 10
 
 
-@pytest.mark.slow
+@pytest.mark.experiment
 def test_the_measurement_of_seventy_billion_parameters_at_toy_size(tmp_path):
     toy = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 8}
     found = large.measure(tmp_path, {**toy, "vocab_size": 128}, shards=3)

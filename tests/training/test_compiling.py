@@ -95,8 +95,9 @@ def traced(monkeypatch):
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("layers", [LAYERS, HEADS])
-@pytest.mark.parametrize(("backend", "settings"), [("triton", {}), ("auto", {"gradient_checkpointing": True})])
+@pytest.mark.parametrize(
+    ("backend", "settings", "layers"), [("triton", {}, LAYERS), ("auto", {"gradient_checkpointing": True}, HEADS)]
+)
 def test_layouts_of_documents_compile_once(traced, monkeypatch, backend, settings, layers):
     """At most four programs: a layer of the teacher, of those before the first that is trained, a converted one, the
     last; with the kernels of a GPU, and with masks and recomputed activations."""

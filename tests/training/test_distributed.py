@@ -8,6 +8,7 @@ import dataclasses as dc
 import json
 import shutil
 from functools import partial
+from importlib import import_module
 
 import pytest
 import torch
@@ -144,6 +145,8 @@ def alone(recipe, converted, tmp_path_factory):
 def launched(how, build, recipe, windows, answers, bf16, compiled, context, converted, tmp_path_factory):
     """The folder of all recipes' stages in two processes, started once for all: that takes longer than the stages."""
     folder = tmp_path_factory.mktemp("launched")
+    for library in ("peft", "torch._dynamo.convert_frame", "torch._inductor"):
+        import_module(library)  # here, and not in each of the processes
     sharded = {OLDEST: bf16, COMPILED: compiled, "context": context}
     runs = {"answers": answers, "all": (recipe, converted), **(sharded if how == FSDP2 else {"windows": windows})}
     told = {name: (recipe.to_dict(), str(checkpoint)) for name, (recipe, checkpoint) in runs.items()}

@@ -1,11 +1,12 @@
 """Compile, without a GPU, every kernel that some calls would launch, and report what each uses of a multiprocessor.
 
 `python -m tests.kernels.triton.compiling 90:train 100:decode ...` prints a JSON line for each architecture and case,
-`... --tiles 89:train 89:decode ...` compiles one launch for each choice of tiles that they make, the one with most
-features. It is a process of its own, because the kernels of a test process are interpreted.
+`... --tiles 90:train 89:decode ...` a line for each architecture, after it has compiled one launch for each choice of
+tiles that none before makes, the one with most features. It is a process of its own, because the kernels of a test
+process are interpreted.
 """
 
-import functools
+import argparse
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,31 +35,14 @@ Report = dict[str, Any]
 """capability, case, and either error or kernels: name, registers, stack, local and shared bytes, warps, constants"""
 
 
-@functools.cache
-def compile_in_subprocess(capability: int, *cases: str) -> dict[str, Report]:
-    """The report of each case."""
-    return {case: report for (_, case), report in compile_all(*((capability, case) for case in cases)).items()}
-
-
-@functools.cache
-def compile_all(*wanted: tuple[int, str]) -> dict[tuple[int, str], Report]:
-    """The report of each capability and case, from one process."""
-    return {(report["capability"], report["case"]): report for report in _reports(wanted)}
-
-
-def compile_each_choice(capability: int, *cases: str) -> Report:
-    """One report of what some cases compile where every choice of tiles is compiled once."""
-    (report,) = _reports([(capability, case) for case in cases], "--tiles")
-    return report
-
-
-def _reports(wanted: Iterable[tuple[int, str]], *options: str) -> list[Report]:
-    """What a process prints of these capabilities and cases."""
-    names = [f"{capability}:{case}" for capability, case in wanted]
+def compile_in_subprocess(
+    wanted: Iterable[tuple[int, str]], each_choice: Iterable[tuple[int, str]] = ()
+) -> list[Report]:
+    """The reports of capabilities and cases, and of the capabilities among `each_choice`, from one process."""
+    plain, tiles = ([f"{capability}:{case}" for capability, case in group] for group in (wanted, each_choice))
+    command = [sys.executable, "-m", __name__, *plain, *(["--tiles", *tiles] if tiles else [])]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, *options, *names], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -122,8 +107,9 @@ class Compiler:
 
         JITFunction.run = taken
 
-    def compile(self, launch: Launch) -> None:
-        """Compile a launch's kernel, and report it among those that the case launched."""
+    def compile(self, launch: Launch, limit: int | None = None) -> None:
+        """Compile a launch's kernel, and report it among those that the case launched, with the shared memory it may
+        ask for, by default the architecture's."""
         from sse_convert.kernels.triton.problem import Mapping, Shape
 
         kernel = self.run(launch.kernel, *launch.args, grid=launch.grid, warmup=True, **launch.options)
@@ -132,7 +118,7 @@ class Compiler:
             for group in (x for x in launch.options.values() if isinstance(x, (Shape, Mapping))):
                 constants |= group._asdict()
             self.seen[kernel.hash] = {"kernel": kernel.name, **usage(kernel), "constants": constants}
-        self.launched[kernel.hash] = self.seen[kernel.hash]
+        self.launched[kernel.hash] = {"limit": limit or SHARED_LIMIT[self.capability], **self.seen[kernel.hash]}
 
     def get_current_target(self) -> Any:
         """Called by triton, as are the next two."""
@@ -153,19 +139,40 @@ class Compiler:
 
         return self._report(capability, case, COMPILE_CASES[case].call)
 
-    def report_each_choice(self, capability: int, *cases: str) -> Report:
-        """Run cases for one architecture, and compile of all their launches one for each choice of tiles."""
+    def report_each_choice(self, wanted: dict[int, list[str]]) -> list[Report]:
+        """Run cases for several architectures, and compile each choice of tiles where it comes first, to fit where
+        shared memory is least of those that do."""
         from tests.kernels.triton.compile_cases import COMPILE_CASES
 
-        def call() -> None:
-            launches: list[Launch] = []
-            self.take = launches.append
+        launches: dict[int, list[Launch]] = {}
+        for self.capability, cases in wanted.items():
+            self.take = launches.setdefault(self.capability, []).append
             for case in cases:
                 COMPILE_CASES[case].call()
-            for launch in richest(launches):
-                self.compile(launch)
+        self.take = self.compile
+        found, reports = self._least_shared(launches), []
+        for capability in wanted:
+            chosen = [x for x in richest(launches[capability]) if self._choice(capability, x) in found]
+            limits = [found.pop(self._choice(capability, x)) for x in chosen]
+            reports.append(self._report(capability, "each choice of tiles", partial(self._compile_all, chosen, limits)))
+        return reports
 
-        return self._report(capability, "each choice of tiles", call)
+    @staticmethod
+    def _choice(capability: int, launch: Launch) -> Hashable:
+        """Products in tensor memory are other instructions."""
+        return launch.tiles, capability in TENSOR_MEMORY
+
+    def _least_shared(self, launches: dict[int, list[Launch]]) -> dict[Hashable, int]:
+        """Bytes of shared memory that each choice of tiles may ask for."""
+        found: dict[Hashable, int] = {}
+        for capability, made in launches.items():
+            for choice in (self._choice(capability, launch) for launch in made):
+                found[choice] = min(found.get(choice, SHARED_LIMIT[capability]), SHARED_LIMIT[capability])
+        return found
+
+    def _compile_all(self, launches: list[Launch], limits: list[int]) -> None:
+        for launch, limit in zip(launches, limits, strict=True):
+            self.compile(launch, limit)
 
     def _report(self, capability: int, case: str, call: Callable[[], object]) -> Report:
         self.capability, self.launched = capability, {}
@@ -201,14 +208,21 @@ def usage(kernel: Any) -> dict[str, int]:
 
 def main() -> None:
     """Entry point of the subprocess."""
+
+    def pair(text: str) -> tuple[int, str]:
+        capability, _, case = text.partition(":")
+        return int(capability), case
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="*", type=pair)
+    parser.add_argument("--tiles", nargs="+", type=pair, default=[])
+    given = parser.parse_args()
     compiler = Compiler()
-    each_choice = sys.argv[1] == "--tiles"
-    wanted = [(int(capability), case) for capability, case in (x.split(":", 1) for x in sys.argv[1 + each_choice :])]
-    if each_choice:
-        print(json.dumps(compiler.report_each_choice(wanted[0][0], *(case for _, case in wanted)), default=str))
-        return
-    for capability, case in wanted:
-        print(json.dumps(compiler.report(capability, case), default=str), flush=True)
+    tiles: dict[int, list[str]] = {}
+    for capability, case in given.tiles:
+        tiles.setdefault(capability, []).append(case)
+    for report in (*(compiler.report(*case) for case in given.cases), *compiler.report_each_choice(tiles)):
+        print(json.dumps(report, default=str))
 
 
 if __name__ == "__main__":

@@ -11,15 +11,7 @@ import pytest
 import sse_convert.kernels.triton
 from sse_convert.kernels.triton.problem import Shape
 from tests.kernels.triton.compile_cases import COMPILE_CASES
-from tests.kernels.triton.compiling import (
-    SHARED_LIMIT,
-    Launch,
-    Report,
-    compile_all,
-    compile_each_choice,
-    compile_in_subprocess,
-    richest,
-)
+from tests.kernels.triton.compiling import SHARED_LIMIT, Launch, Report, compile_in_subprocess, richest
 
 BEARABLE_STACK = {
     "prepare_kernel": 192,
@@ -52,36 +44,28 @@ BUFFERED = {
     "correct_backward_kernel",
 }  # fmt: skip
 """kernels whose loops load ahead"""
-LEAST, MOST = 89, 90
-"""shared memory, so every choice of tiles but those for tensor memory"""
-FEW = {80: "train", 120: "train by the delta rule", 100: "train as the layer does", 103: "decode in slots"}
-"""one case for each of the others on every change; all of them among the experiments"""
-
-
-def capabilities(*often: int) -> list[Any]:
-    """Every capability; those that are not tried often are experiments."""
-    return [pytest.param(c, marks=[] if c in often else [pytest.mark.experiment]) for c in SHARED_LIMIT]
-
-
+LEAST, MOST, TENSOR_MEMORY = 89, 90, 100
+"""architectures for which the kernels have tiles of their own"""
+FEW = ((80, "decode in slots"), (103, "decode in slots"), (120, "decode in slots"))
+"""one case for each of the others on every change, as they have the tiles of those; all cases among the experiments"""
 QUICK = tuple(name for name, case in COMPILE_CASES.items() if not case.slow)
-SLOW = tuple(name for name, case in COMPILE_CASES.items() if case.slow)
-
-
-@pytest.mark.parametrize("capability", capabilities(MOST))
-def test_compiles_without_spills(capability: int) -> None:
-    reports = compile_in_subprocess(capability, *QUICK)
-    assert_all_fit(reports, QUICK, capability)
-    for report in reports.values():
-        assert_pipelines(report)
+EACH_CHOICE = [(capability, case) for capability in (MOST, LEAST) for case in QUICK]
+EACH_CHOICE += [(TENSOR_MEMORY, "train as the layer does")]
 
 
 def test_each_choice_of_tiles_compiles_without_spills() -> None:
-    """Where shared memory is least: each with most of the features that it is launched with. The test above compiles
-    the others for the most shared memory."""
-    report = compile_each_choice(LEAST, *QUICK)
-    assert_fits(report, LEAST)
-    assert_pipelines(report)
-    assert kernels() <= {kernel["kernel"] for kernel in report["kernels"]}
+    """Each with most of the features that it is launched with; loops keep their pipelines, no kernel is left out."""
+    reports = compile_in_subprocess(FEW, EACH_CHOICE)
+    compiled = [report["capability"] for report in reports]
+    assert compiled == [80, 103, 120, MOST, LEAST, TENSOR_MEMORY]
+    assert set(compiled) == SHARED_LIMIT.keys()
+    for report in reports:
+        assert_fits(report)
+        assert_pipelines(report)
+    of_most = reports[compiled.index(MOST)]["kernels"]
+    assert {kernel["kernel"] for kernel in of_most if loads_ahead(kernel)} == BUFFERED
+    found = {kernel["kernel"] for kernel in of_most}
+    assert kernels() == found, f"never compiled: {sorted(kernels() - found)}"
 
 
 class TestRichest:
@@ -106,25 +90,18 @@ class TestRichest:
         assert richest(launches) == launches
 
 
-def test_a_case_compiles_for_every_architecture() -> None:
-    assert {*FEW, LEAST, MOST} == SHARED_LIMIT.keys()
-    for (capability, _), report in compile_all(*FEW.items()).items():
-        assert_fits(report, capability)
-        assert_pipelines(report)
-
-
-@pytest.mark.parametrize("capability", capabilities())
+@pytest.mark.experiment
+@pytest.mark.parametrize("capability", SHARED_LIMIT)
 def test_compiles_every_configuration_without_spills(capability: int) -> None:
-    assert_all_fit(compile_in_subprocess(capability, *SLOW), SLOW, capability)
+    reports = compile_in_subprocess((capability, case) for case in COMPILE_CASES)
+    assert [report["case"] for report in reports] == list(COMPILE_CASES)
+    for report in reports:
+        assert_fits(report)
+        if report["case"] in QUICK:
+            assert_pipelines(report)
 
 
-def assert_all_fit(reports: dict[str, Report], cases: tuple[str, ...], capability: int) -> None:
-    assert reports.keys() == set(cases)
-    for report in reports.values():
-        assert_fits(report, capability)
-
-
-def assert_fits(report: dict, capability: int) -> None:
+def assert_fits(report: Report) -> None:
     assert "error" not in report, report["error"]
     assert report["kernels"]
     for kernel in report["kernels"]:
@@ -134,7 +111,7 @@ def assert_fits(report: dict, capability: int) -> None:
         bounds, name = BEARABLE_IN_FLOAT32 if exact else BEARABLE_STACK, kernel["kernel"]
         bearable = bounds.get(name + by_slot, bounds.get(name, 0))
         assert kernel["stack"] <= bearable, f"spills registers: {kernel}"
-        assert kernel["shared"] <= SHARED_LIMIT[capability], f"too much shared memory: {kernel}"
+        assert kernel["shared"] <= kernel["limit"], f"too much shared memory: {kernel}"
 
 
 def assert_pipelines(report: dict) -> None:
@@ -148,18 +125,6 @@ def loads_ahead(kernel: dict[str, Any]) -> bool:
     sizes = kernel["constants"]
     once = kernel["kernel"].startswith("finish") and sizes["V"] <= sizes["BV"]
     return sizes.get("STAGES", 1) > 1 and not once
-
-
-def test_loops_keep_their_pipelines() -> None:
-    """Loads of later steps are in flight while one computes: there are as many buffers as the loop is deep."""
-    found = set()
-    reports = compile_in_subprocess(MOST, *QUICK)
-    for case in ("train", "train as the layer does", "train by the delta rule"):
-        for kernel in reports[case]["kernels"]:
-            if kernel["kernel"] in BUFFERED:
-                found.add(kernel["kernel"])
-                assert_pipelined(kernel)
-    assert found == BUFFERED
 
 
 @pytest.mark.parametrize(
@@ -182,15 +147,6 @@ def assert_pipelined(kernel: dict[str, Any]) -> None:
     stages = kernel["constants"].get("STAGES", 1)
     assert kernel["waits"] > 0, f"waits for every load: {kernel}"
     assert kernel["buffers"] >= max(2, stages - 1), f"nothing is loaded ahead: {kernel}"
-
-
-def test_every_kernel_is_compiled() -> None:
-    compiled = {
-        kernel["kernel"]
-        for report in compile_in_subprocess(MOST, *QUICK).values()
-        for kernel in report.get("kernels", ())
-    }
-    assert kernels() <= compiled, f"never compiled: {sorted(kernels() - compiled)}"
 
 
 def kernels() -> set[str]:
