@@ -20,7 +20,7 @@ TESTS ?= tests
 WAYS = training/test_pipeline.py::test_a_run_does_everything_once \
 	export/test_export.py::test_round_trip_is_equal_to_the_bit \
 	'kernels/triton/test_dispatch.py::test_a_layer_trains_on_triton_as_on_torch[paper]' \
-	pages/test_run_page.py::test_a_finished_run
+	results/test_compare.py::test_a_run_a_checkpoint_and_a_file
 QUICK ?= $(addprefix tests/,checkpoints data kernels/torch modeling/window recipe surgery $(WAYS))
 PY := $(VENV)/bin/python
 export PYTHON VENV

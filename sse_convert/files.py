@@ -78,23 +78,22 @@ def _naming(path: Path) -> Iterator[None]:
         ) from error
 
 
-def check_result(path: Path | None, suffix: str) -> None:
+def check_result(path: Path | None) -> None:
     """Refuse to put a result where it cannot be written, or in the place of a file of another kind, such as a recipe or
     a text.
 
     Args:
-        path: where the result is to go, if anywhere.
-        suffix: what names of such results end in; an older one is replaced.
+        path: where the result is to go, if anywhere; an older one in .json is replaced.
 
     Raises:
         OutputError: there is something else, or the file cannot be written.
     """
     if path is None:
         return
-    if path.suffix.lower() != suffix and path.exists():
+    if path.suffix.lower() != ".json" and path.exists():
         raise OutputError(
-            f"{path} exists and is no {suffix} file",
-            expected=f"a new name, or an older result in {suffix}, which is replaced",
+            f"{path} exists and is no .json file",
+            expected="a new name, or an older result in .json, which is replaced",
             fix="choose another name, or delete the file",
         )
     check_writable(path)

@@ -46,10 +46,10 @@ from sse_convert.evaluation.tasks import check_texts
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.export.export import export_checkpoint
 from sse_convert.files import is_leftover, write_json, write_text
-from sse_convert.pages.collect import RECIPE, read_evaluation, stages_folder
 from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, open_choice
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import Report, found_before
+from sse_convert.results.collect import RECIPE, read_evaluation, stages_folder
 from sse_convert.selection.automatic import choice_inputs, choose_layers
 from sse_convert.selection.team import Team
 from sse_convert.surgery.convert import convert_checkpoint

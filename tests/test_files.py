@@ -12,8 +12,6 @@ from sse_convert.errors import OutputError
 from sse_convert.files import check_result, digest, held, replacing, sync, write_json
 
 WRITERS = [
-    lambda path: api.compare(["a", "b"], out=path),
-    lambda path: api.report("a", out=path),
     lambda path: api.evaluate("qwen3-0.6b", "a", out=path),
 ]
 RECIPE_WRITERS = [
@@ -75,16 +73,16 @@ def test_what_a_killed_process_left_is_removed_but_not_what_a_living_one_writes(
     assert sorted(tmp_path.iterdir()) == [alive, tmp_path / "report.json"]
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "text.txt", "page.HTML", "page.html"])
+@pytest.mark.parametrize("name", ["recipe.yaml", "text.txt", "page.JSON", "page.json"])
 def test_a_result_takes_no_file_of_another_kind(tmp_path, name):
     path = tmp_path / name
-    check_result(path, ".html")
+    check_result(path)
     path.write_text("mine")
-    if name.lower().endswith(".html"):
-        check_result(path, ".html")
+    if name.lower().endswith(".json"):
+        check_result(path)
         return
-    with pytest.raises(OutputError, match=rf"{name} exists and is no \.html file"):
-        check_result(path, ".html")
+    with pytest.raises(OutputError, match=rf"{name} exists and is no \.json file"):
+        check_result(path)
     for write in WRITERS:
         with pytest.raises(OutputError, match="exists and is no"):
             write(path)

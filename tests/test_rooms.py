@@ -35,7 +35,7 @@ ROOMS = [
     "serving",
     "evaluation",
     "selection",
-    "pages",
+    "results",
     "export",
     "pipeline",
     "machine_speed",
@@ -198,9 +198,7 @@ def test_no_modules_import_each_other():
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-@pytest.mark.parametrize(
-    "module", ["api", "doctor", "checkpoints.open", "export.push", "pages.run_page", "pages.compare"]
-)
+@pytest.mark.parametrize("module", ["api", "doctor", "checkpoints.open", "export.push", "results.compare"])
 def test_what_loads_no_model_imports_no_models(module):
     """transformers' models take three seconds of every process that imports them."""
     found = imported_at_once(f"{PACKAGE}.{module}", modules(ROOT))

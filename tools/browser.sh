@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs Debian's Chromium for the tests of pages, as root or with sudo. Where it cannot be had, they are skipped.
+# Installs Debian's Chromium for a test of the documentation, as root or with sudo. Where it cannot be had, it is skipped.
 set -u
 for name in chromium chromium-browser google-chrome google-chrome-stable chrome; do
     command -v "$name" >/dev/null && exit 0
@@ -11,4 +11,4 @@ if command -v apt-get >/dev/null && timeout 120 $sudo apt-get update -qq >/dev/n
     timeout 240 $sudo apt-get install -qq -y --no-install-recommends chromium >/dev/null; then
     exit 0
 fi
-echo "browser: no Chromium, and none could be installed: tests/pages/test_browser.py is skipped" >&2
+echo "browser: no Chromium, and none could be installed: a test of the documentation is skipped" >&2

@@ -3,7 +3,7 @@
 from sse_convert.api.arguments import checked
 from sse_convert.api.conversion import calibrate, convert, dequantize, plan, select
 from sse_convert.api.recipes import RecipeLike, recipes_copy, recipes_list, recipes_new, recipes_schema, recipes_show
-from sse_convert.api.results import chat, compare, doctor, export, generate, inspect, join, push, report, verify
+from sse_convert.api.results import chat, compare, doctor, export, generate, inspect, join, push, verify
 from sse_convert.api.running import align, distill, evaluate, run, uptrain
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "recipes_new",
     "recipes_schema",
     "recipes_show",
-    "report",
     "run",
     "select",
     "uptrain",

@@ -1,4 +1,4 @@
-"""What becomes of a checkpoint: checked, looked into, written up, talked with and published."""
+"""What becomes of a checkpoint: checked, looked into, compared, talked with and published."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from sse_convert.export.join import JoinReport
     from sse_convert.export.push import PushReport
     from sse_convert.inference.generate import ChatReport, GenerationReport
-    from sse_convert.pages.compare import CompareReport
-    from sse_convert.pages.run_page import PageReport
+    from sse_convert.results.compare import CompareReport
     from sse_convert.surgery.inspect import InspectReport
     from sse_convert.surgery.verify import VerifyReport
 
@@ -53,55 +52,19 @@ def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "Ver
     return verify_folder(checkpoint, teacher=teacher)
 
 
-def report(
-    run: Path | str,
-    *,
-    out: Path | None = None,
-    beside: Sequence[Path | str] = (),
-    prompts: Sequence[str] = (),
-    max_new_tokens: int = 64,
-    device: str | None = None,
-) -> "PageReport":
-    """Write a run, finished or not, as one HTML page that opens from disk.
-
-    Args:
-        run: `export.dir` of the recipe, the `.stages` folder beside it, or a converted checkpoint.
-        out: the page; unset takes `<run>.report.html`. An older one is replaced.
-        beside: runs or evaluation files whose figures stand beside it.
-        prompts: texts to continue first with all models; the samples stay in the run.
-        max_new_tokens: of each sample.
-        device: for `prompts`; unset picks the accelerator, or the CPU.
-
-    Raises:
-        UsageError: there is no run or converted checkpoint, or something in `beside` was not evaluated.
-        CheckpointError: a file of the run is damaged or of another version.
-        OutputError: the page cannot be written, or `out` is a file of another kind.
-        HubError, HardwareError: hub or machine do not do, with `prompts`.
-    """
-    from sse_convert.files import check_result
-    from sse_convert.pages.run_page import write_report
-
-    check_result(out, ".html")
-    return write_report(run, out=out, beside=beside, prompts=prompts, max_new_tokens=max_new_tokens, device=device)
-
-
-def compare(sources: Sequence[Path | str], *, out: Path | None = None) -> "CompareReport":
+def compare(sources: Sequence[Path | str]) -> "CompareReport":
     """Set runs, checkpoints or evaluations side by side; what is not comparable stands apart and says why.
 
     Args:
         sources: runs, checkpoints, or JSON files of `eval`; at least two.
-        out: also write this HTML page; an older one is replaced.
 
     Raises:
         UsageError: fewer than two sources, one twice, one that is nothing of this, or no figure in common.
         CheckpointError: a file is damaged or of another version.
-        OutputError: the page cannot be written, or `out` is a file of another kind.
     """
-    from sse_convert.files import check_result
-    from sse_convert.pages.compare import compare_runs
+    from sse_convert.results.compare import compare_runs
 
-    check_result(out, ".html")
-    return compare_runs(sources, out=out)
+    return compare_runs(sources)
 
 
 def generate(

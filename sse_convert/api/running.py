@@ -153,7 +153,7 @@ def evaluate(
     """
     from sse_convert.files import check_result
 
-    check_result(out, ".json")
+    check_result(out)
     recipe = recipe_of(checkpoint, recipe, overrides)
     from sse_convert.evaluation.evaluate import evaluate_checkpoint
 

@@ -86,7 +86,6 @@ _add("push", after_interrupt="run the same command again; finished files are not
 _add("generate", to_stdout=True)
 _add("chat")
 _add("inspect")
-_add("report")
 _add("compare", to_stdout=True)
 _add("dequantize", after_interrupt=NOTHING_LEFT)
 _add("verify")

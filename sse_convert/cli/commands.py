@@ -43,7 +43,7 @@ def _text_or_stdin(text: str) -> str:
 
 ARGUMENTS = ("repo_id", "prompt", "to")
 """parameters without a flag, as every function's first one"""
-NEW_FILES = ("out", "plot")
+NEW_FILES = ("out",)
 """parameters that name what will be made; a temporary name beside it must be possible"""
 MOST = 10**9
 """of any whole number"""
@@ -55,13 +55,11 @@ FLAGS = {
     "out": ("--out", "-o"),
     "checkpoint": ("--checkpoint", "-c"),
     "overrides": ("--set",),
-    "prompts": ("--prompt",),
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "recipe": {"help": "Recipe file, or a name from `recipes list`.", "autocompletion": _recipe_names},
     "name": {"autocompletion": _recipe_names},
     "source": {"metavar": "MODEL_OR_RECIPE"},
-    "run": {"metavar": "RUN_DIR"},
     "sources": {"metavar": "SOURCE"},
     "prompt": {"help": "Text to continue; `-` reads stdin.", "callback": _text_or_stdin},
     "overrides": {
@@ -138,7 +136,7 @@ def _limits(name: str, kind: Any) -> dict[str, Any]:
         return {"callback": _finite}
     if name in NEW_FILES:
         return {"callback": _new_path}
-    if Path in (kind, *get_args(kind)) or name in (*HUB_OR_FOLDER, *TEXTS, "folder", "run", "sources", "beside"):
+    if Path in (kind, *get_args(kind)) or name in (*HUB_OR_FOLDER, *TEXTS, "folder", "sources"):
         return {"callback": _expanded}
     return {}
 

@@ -1,13 +1,13 @@
-"""The pictures of a model card: those of the pages, as PNG."""
+"""The pictures of a model card: quality, memory, speed, training."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sse_convert.pages.collect import STAGES, Evaluation, steps_in
-from sse_convert.pages.figures.drawing import Drawing, styled
-from sse_convert.pages.figures.evaluation import curves, heat_maps, resource_drawings
-from sse_convert.pages.figures.training import loss_curves, router_drawings
+from sse_convert.results.collect import STAGES, Evaluation, steps_in
+from sse_convert.results.figures.drawing import Drawing, styled
+from sse_convert.results.figures.evaluation import curves, heat_maps, resource_drawings
+from sse_convert.results.figures.training import loss_curves, router_drawings
 
 FOLDER = "figures"
 STUDENT = "this model"
@@ -25,7 +25,7 @@ def write_pictures(evaluation: dict[str, Any] | None, checkpoint: Path, folder: 
         Path in `folder` and description of each.
     """
     written = []
-    with styled(page=False):
+    with styled():
         for drawing in _drawings(evaluation, checkpoint):
             (folder / FOLDER).mkdir(exist_ok=True)
             name = f"{FOLDER}/{drawing.name}.png"
@@ -37,7 +37,7 @@ def write_pictures(evaluation: dict[str, Any] | None, checkpoint: Path, folder: 
 def _drawings(evaluation: dict[str, Any] | None, checkpoint: Path) -> Iterator[Drawing]:
     if evaluation is not None:
         found = Evaluation(label=STUDENT, path=Path(), data=evaluation)
-        yield from curves((found,))
+        yield from curves(found)
         yield from heat_maps(found)
         yield from resource_drawings(found)
     if checkpoint.parent.name.endswith(STAGES):

@@ -31,9 +31,9 @@ from sse_convert.files import write_json
 from sse_convert.modeling.arch_spec import LENT_FILE
 from sse_convert.modeling.configuration import entry_points, small_entry
 from sse_convert.modeling.remote_code import write_remote_code
-from sse_convert.pages.collect import RECIPE, read_evaluation
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.report import FieldsReport, format_bytes, format_number
+from sse_convert.results.collect import RECIPE, read_evaluation
 from sse_convert.surgery.compatibility import match_recipe
 
 _STORED = {name: stored for stored, name in FLOAT_DTYPES.items()}

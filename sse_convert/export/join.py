@@ -21,8 +21,8 @@ from sse_convert.modeling.arch_spec import LENT_FILE
 from sse_convert.modeling.configuration import whole_entry
 from sse_convert.modeling.loading import Lent, read_lent, teacher_files
 from sse_convert.modeling.remote_code import write_remote_code
-from sse_convert.pages.collect import RECIPE
 from sse_convert.report import FieldsReport, format_bytes
+from sse_convert.results.collect import RECIPE
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,9 +21,9 @@ from sse_convert.export.card_figures import FOLDER as PICTURES
 from sse_convert.export.published import is_absolute, paths_in
 from sse_convert.modeling.arch_spec import LENT_FILE
 from sse_convert.modeling.remote_code import remote_code
-from sse_convert.pages.collect import RECIPE, read_evaluation
 from sse_convert.recipe.source import parse
 from sse_convert.report import format_bytes, table
+from sse_convert.results.collect import RECIPE, read_evaluation
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -18,7 +18,7 @@ RETIRED = {
     "train.backend": "the fastest that this machine has is taken, as `sse-convert doctor` says; remove it",
     "train.keep": "a stage hands on its last weights; where held-out text got worse, lower its tokens or lr; remove it",
     "train.lora": "write train.lora_rank for its rank; alpha is twice that, and all linear modules get an adapter",
-    "train.trackers": "metrics.jsonl and the page of `sse-convert report` have the figures of every step; remove it",
+    "train.trackers": "metrics.jsonl and the card of the model have the figures of every step; remove it",
 }
 """section and key -> what to do"""
 DEFAULTS = {

@@ -149,14 +149,14 @@ def test_every_parameter_has_words(name):
 def test_what_is_not_given_keeps_the_default_of_the_api(monkeypatch):
     seen = []
 
-    def report(run, *, max_new_tokens=64, beside=(), **rest):
-        seen.append((str(run), max_new_tokens, beside, rest))
+    def new(model, *, text=(), seed=3, **_):
+        seen.append((model, text, seed))
         return TextReport({}, [])
 
-    monkeypatch.setattr(api, "report", report)
-    assert run_app(app, ["report", "r", "--beside", "a", "--beside", "b"]) == 0
-    assert run_app(app, ["report", "r", "--prompt", "-"]) == 0
-    assert seen == [("r", 64, [Path("a"), Path("b")], {}), ("r", 64, (), {"prompts": ["-"]})]
+    monkeypatch.setattr(api, "recipes_new", new)
+    assert run_app(app, ["recipes", "new", "m", "--text", "a", "--text", "b"]) == 0
+    assert run_app(app, ["recipes", "new", "m"]) == 0
+    assert seen == [("m", ["a", "b"], 3), ("m", (), 3)]
 
 
 def test_a_prompt_from_stdin(monkeypatch):

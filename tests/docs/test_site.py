@@ -9,7 +9,7 @@ import pytest
 
 import sse_convert
 from docs.examples import ROOT
-from tests.pages.browser import needs_browser, open_browser, shown
+from tests.docs.browser import needs_browser, open_browser, shown
 
 pytest.importorskip("mkdocs", reason="needs the extra docs")
 pytestmark = pytest.mark.slow

@@ -319,8 +319,7 @@ PATH_COMMANDS: dict[str, Callable[[str], list[str]]] = {
     "teacher": lambda path: ["verify", "hybrid", "--teacher", path],
     "recipe": lambda path: ["plan", path],
     "copy": lambda path: ["recipes", "copy", "qwen3-0.6b", path],
-    "report": lambda path: ["report", path],
-    "report out": lambda path: ["report", "hybrid", "--out", path],
+    "eval out": lambda path: ["eval", "recipe.yaml", "-c", "hybrid", "--out", path, "--set", "eval.tokens=0"],
     "compare": lambda path: ["compare", "hybrid", path],
     "push": lambda path: ["push", path, "a/b", "--dry-run"],
 }

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from string import ascii_lowercase
 from typing import Any
 
-from sse_convert.pages.scores import ORDER, Conditions, Measure
 from sse_convert.report import table
+from sse_convert.results.scores import ORDER, Conditions, Measure
 
 _CELL = ("value", "low", "high")
 
@@ -67,11 +67,6 @@ class Board:
             setting = f"{row.setting} [{row.mark}]" if row.mark else row.setting
             rows.append((quantity, setting.strip(), *(cell and cell.text for cell in row.cells)))
         return [*table(("", "", *self.columns), rows), *(["", *self.notes] if self.notes else [])]
-
-    def only(self, *quantities: str) -> "Board":
-        """The rows of some quantities, with their notes."""
-        rows = tuple(row for row in self.rows if row.quantity in quantities)
-        return Board(columns=self.columns, rows=rows, notes=_notes(rows))
 
 
 def make_board(columns: Sequence[tuple[str, Iterable[Measure]]]) -> Board:

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.checkpoints.identity import STAGE_FILE
-from sse_convert.checkpoints.open import CONFIG, read_config
-from sse_convert.checkpoints.provenance import read_provenance
+from sse_convert.checkpoints.open import CONFIG
+from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.errors import UsageError
 from sse_convert.evaluation import report as evaluation_report
 from sse_convert.evaluation.report import EVALUATION_FILE
-from sse_convert.pages.result_files import EVALUATION, SAMPLES, STAGE, read_json
-from sse_convert.recipe.source import parse
+from sse_convert.results.result_files import EVALUATION, STAGE, read_json
 from sse_convert.training import metrics
 
 if TYPE_CHECKING:
@@ -21,11 +20,6 @@ RECIPE = "recipe.yaml"
 """the resolved recipe: in a finished run's folder of steps, and without local paths in an exported model"""
 STAGES = ".stages"
 WORK = ".work"
-SAMPLES_FILE = "samples.json"
-SAMPLES_SCHEMA = 1
-UNTRAINED = ("convert", "calibrate")
-STUDENT = "student"
-UNTRAINED_LABEL = "untrained"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,27 +60,13 @@ class Run:
     """in order"""
     model: "InspectReport | None"
     """the newest checkpoint"""
-    recipe: dict[str, Any] | None
-    """the resolved recipe"""
-    evaluations: tuple[Evaluation, ...]
-    """of the result and, where they were made, of earlier steps; the result's comes last"""
-    samples: dict[str, Any] | None
-    """generated texts"""
-
-    @property
-    def root(self) -> Path:
-        """Where the steps are, and what is made for the page."""
-        return stages_folder(self.out)
+    evaluation: Evaluation | None
+    """of the result, None where nothing was measured"""
 
     @property
     def trained(self) -> tuple[RunStep, ...]:
         """The training stages."""
         return tuple(step for step in self.steps if step.name not in ("select", *UNTRAINED, "eval", "export"))
-
-    @property
-    def student(self) -> Evaluation | None:
-        """The evaluation of the result."""
-        return next((found for found in reversed(self.evaluations) if found.label == STUDENT), None)
 
 
 def stages_folder(out: str | Path) -> Path:
@@ -118,27 +98,17 @@ def collect(path: str | Path) -> Run:
         out=out,
         steps=steps,
         model=None if checkpoint is None else inspect_checkpoint(checkpoint),
-        recipe=_recipe(root, checkpoint),
-        evaluations=_evaluations(out, steps),
-        samples=_samples(root / SAMPLES_FILE),
+        evaluation=_evaluation(out, steps),
     )
 
 
-def read_evaluation(path: Path, label: str = STUDENT) -> Evaluation:
+def read_evaluation(path: Path, label: str = "student") -> Evaluation:
     """A report of `eval`.
 
     Raises:
         CheckpointError: the file is damaged, of another version, or something else.
     """
     return Evaluation(label=label, path=path, data=read_json(path, EVALUATION, schema=evaluation_report.SCHEMA))
-
-
-def _recipe(root: Path, checkpoint: Path | None) -> dict[str, Any] | None:
-    """What the run kept of its recipe, since that of an exported model names no folders; else the checkpoint's."""
-    if (root / RECIPE).is_file():
-        found: dict[str, Any] = parse((root / RECIPE).read_text(encoding="utf-8"), str(root / RECIPE))[0]
-        return found
-    return None if checkpoint is None else (read_config(checkpoint).get("sse") or {}).get("recipe")
 
 
 def _out(path: Path) -> Path:
@@ -198,22 +168,6 @@ def _checkpoint(out: Path, steps: tuple[RunStep, ...]) -> Path | None:
     return next((folder for folder in candidates if (folder / CONFIG).is_file()), None)
 
 
-def _evaluations(out: Path, steps: tuple[RunStep, ...]) -> tuple[Evaluation, ...]:
-    found = {
-        step.name: read_evaluation(step.folder / EVALUATION_FILE, _label(step.name))
-        for step in steps
-        if (step.folder / EVALUATION_FILE).is_file()
-    }
-    if "eval" not in found and (out / EVALUATION_FILE).is_file():
-        found["eval"] = read_evaluation(out / EVALUATION_FILE)
-    return tuple(found.values())
-
-
-def _label(step: str) -> str:
-    if step == "eval":
-        return STUDENT
-    return UNTRAINED_LABEL if step in UNTRAINED else f"after {step}"
-
-
-def _samples(path: Path) -> dict[str, Any] | None:
-    return read_json(path, SAMPLES, schema=SAMPLES_SCHEMA) if path.is_file() else None
+def _evaluation(out: Path, steps: tuple[RunStep, ...]) -> Evaluation | None:
+    folders = [*(step.folder for step in steps if step.name == "eval"), out]
+    return next((read_evaluation(path) for f in folders if (path := f / EVALUATION_FILE).is_file()), None)

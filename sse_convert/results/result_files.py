@@ -17,7 +17,6 @@ EVALUATION: Shape = {
     **dict.fromkeys(("loss_gaps", "retention", "cache"), list),
 }
 STAGE: Shape = {"inputs": dict, "hash": str, "report": dict}
-SAMPLES: Shape = {"models": list, "samples": list, "max_new_tokens": int}
 
 
 def read_json(path: Path, shape: Shape, *, schema: int | None = None) -> dict[str, Any]:

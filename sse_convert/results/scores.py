@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sse_convert.evaluation.intervals import Z95, share_interval
-from sse_convert.pages.collect import Evaluation, Run
 from sse_convert.report import format_bytes, format_number
+from sse_convert.results.collect import Evaluation, Run
 
 Conditions = tuple[tuple[str, str], ...]
 """names and values of what a figure depends on"""

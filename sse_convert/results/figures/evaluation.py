@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sse_convert.evaluation.plot import Models, draw_accuracy, draw_cache, draw_loss, length_label, style
-from sse_convert.pages.collect import Evaluation
-from sse_convert.pages.figures.drawing import Drawing, legend_above, new_figure, plain
 from sse_convert.report import format_bytes
+from sse_convert.results.collect import Evaluation
+from sse_convert.results.figures.curves import Models, draw_accuracy, draw_cache, draw_loss, length_label, style
+from sse_convert.results.figures.drawing import Drawing, legend_above, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,13 +16,13 @@ DARK_CELL = 0.55
 """share from which the text in a cell of the heat map is white"""
 
 
-def curves(evaluations: Sequence[Evaluation]) -> Iterator[Drawing]:
+def curves(evaluation: Evaluation) -> Iterator[Drawing]:
     """Loss by context, needles by length.
 
     Args:
-        evaluations: the result's last; the teacher is taken from it.
+        evaluation: of the result.
     """
-    models = _models(evaluations)
+    models = _models(evaluation)
     if models[-1][1]["held_out"]:
         yield _loss(models)
     if models[-1][1]["needles"]:
@@ -38,7 +38,7 @@ def resource_drawings(evaluation: Evaluation) -> Iterator[Drawing]:
     if evaluation.data["cache"]:
         yield _cache(evaluation)
     if evaluation.data["student"]["speed"]:
-        yield _speed(_models((evaluation,)))
+        yield _speed(_models(evaluation))
 
 
 def heat_maps(evaluation: Evaluation) -> Iterator[Drawing]:
@@ -47,15 +47,14 @@ def heat_maps(evaluation: Evaluation) -> Iterator[Drawing]:
     Args:
         evaluation: of the result.
     """
-    models = _models((evaluation,))
+    models = _models(evaluation)
     for kind, keys in dict.fromkeys((entry["kind"], entry["keys"]) for entry in models[-1][1]["needles"]):
         own = [(n, [e for e in s["needles"] if (e["kind"], e["keys"]) == (kind, keys)]) for n, s in models]
         yield _heat_map(kind, keys, own)
 
 
-def _models(evaluations: Sequence[Evaluation]) -> Models:
-    students = [(plain(found.label), found.data["student"]) for found in evaluations]
-    return [("teacher", evaluations[-1].data["teacher"]), *students]
+def _models(evaluation: Evaluation) -> Models:
+    return [("teacher", evaluation.data["teacher"]), (plain(evaluation.label), evaluation.data["student"])]
 
 
 def _loss(models: Models) -> Drawing:

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from sse_convert.errors import CheckpointError, UsageError
-from sse_convert.pages.collect import collect
+from sse_convert.results.collect import collect
 
 STEPS = ["convert", "calibrate", "align", "distill", "eval", "export"]
 
@@ -18,9 +18,7 @@ def test_a_run_is_found_by_either_folder(made, name):
     assert [step.name for step in run.trained] == ["align", "distill"]
     assert [step.metrics[-1]["tokens"] for step in run.trained] == [256, 256]
     assert run.model.layers == ["sse", "sliding", "full"]
-    assert run.recipe["model"] == str(made / "teacher")
-    assert [found.label for found in run.evaluations] == ["student"]
-    assert run.samples is None
+    assert run.evaluation.path == made / "out.stages" / "04-eval" / "evaluation.json"
 
 
 def test_the_folder_one_stands_in(made, monkeypatch):
@@ -32,7 +30,7 @@ def test_an_exported_model_alone(place):
     shutil.rmtree(place / "out.stages")
     run = collect(place / "out")
     assert run.steps == ()
-    assert run.student is not None
+    assert run.evaluation is not None
     assert run.model.layers == ["sse", "sliding", "full"]
 
 
@@ -54,13 +52,7 @@ def test_an_unfinished_run(place):
     run = collect(place / "out")
     assert [(step.name, step.record is None) for step in run.steps][-2:] == [("align", False), ("distill", True)]
     assert run.model.name == str(place / "out.stages" / "02-align")
-    assert run.student is None
-
-
-def test_earlier_steps_that_were_evaluated_stand_beside(place):
-    shutil.copy(place / "out" / "evaluation.json", place / "out.stages" / "01-calibrate")
-    shutil.copy(place / "out" / "evaluation.json", place / "out.stages" / "02-align")
-    assert [found.label for found in collect(place / "out").evaluations] == ["untrained", "after align", "student"]
+    assert run.evaluation is None
 
 
 def test_what_is_no_run(made, tmp_path):
@@ -85,7 +77,6 @@ def test_what_is_no_run(made, tmp_path):
         ("04-eval/evaluation.json", '{"schema": 1, "conditions": {}, "teacher": {}}', "teacher.name is missing"),
         ("02-align/stage.json", '{"inputs": {}, "hash": 1}', "hash is int, not str"),
         ("02-align/metrics.jsonl", "{\n{\n", "cannot be read"),
-        ("samples.json", '{"schema": 1, "models": []}', "samples is missing"),
     ],
 )
 def test_damaged_files_are_named(place, file, content, what):

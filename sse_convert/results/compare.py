@@ -1,4 +1,4 @@
-"""`compare`: several runs, checkpoints or evaluations in one table and one page."""
+"""`compare`: several runs, checkpoints or evaluations in one table."""
 
 import dataclasses as dc
 from collections.abc import Iterator, Sequence
@@ -7,26 +7,18 @@ from typing import Any
 
 from sse_convert.errors import UsageError
 from sse_convert.evaluation.report import EVALUATION_FILE
-from sse_convert.pages.blocks import Block, Figures, Paragraph, Section, board_table
-from sse_convert.pages.board import Board, make_board
-from sse_convert.pages.collect import Evaluation, Run, collect, read_evaluation
-from sse_convert.pages.figures.drawing import styled
-from sse_convert.pages.figures.evaluation import curves
-from sse_convert.pages.render import render, write_page
-from sse_convert.pages.scores import (
+from sse_convert.results.board import Board, make_board
+from sse_convert.results.collect import Evaluation, Run, collect, read_evaluation
+from sse_convert.results.scores import (
     DECODE,
     PREFILL,
-    Conditions,
     Measure,
     cache_measures,
-    conditions,
     model_measures,
     relative_measures,
     run_measures,
     teacher_name,
 )
-from sse_convert.pages.sections.layers import layer_map
-from sse_convert.report import format_bytes, found_before
 
 TIMES = (PREFILL, DECODE)
 
@@ -66,26 +58,17 @@ class CompareReport:
     """the table"""
     differences: tuple[str, ...]
     """what is not the same for all, and so keeps figures apart"""
-    out: Path | None
-    """the page, where one was asked for"""
-    bytes: int
-    """its size"""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {
-            **self.board.to_dict(),
-            "differences": list(self.differences),
-            "out": None if self.out is None else str(self.out),
-        }
+        return {**self.board.to_dict(), "differences": list(self.differences)}
 
     def lines(self) -> list[str]:
-        """The table, what is not comparable, and the page."""
-        page = [f"wrote {self.out} ({format_bytes(self.bytes)})"] if self.out else []
-        return [*self.board.lines(), "", *self.differences, *page]
+        """The table, and what is not comparable."""
+        return [*self.board.lines(), "", *self.differences]
 
 
-def compare_runs(sources: Sequence[str | Path], *, out: Path | None = None) -> CompareReport:
+def compare_runs(sources: Sequence[str | Path]) -> CompareReport:
     """Set runs, checkpoints and evaluations side by side.
 
     Figures that were measured on other text, with other samples or another teacher stand in rows of their own.
@@ -108,12 +91,7 @@ def compare_runs(sources: Sequence[str | Path], *, out: Path | None = None) -> C
             fix="evaluate them with the same recipe settings (`sse-convert eval`)"
             + "".join(f"\n  {line}" for line in differing),
         )
-    report = CompareReport(board=board, differences=differing, out=None, bytes=0)
-    if out is None:
-        return report
-    with found_before(report), styled(page=True):
-        size = write_page(out, _page(names, found, board, differing))
-    return dc.replace(report, out=out, bytes=size)
+    return CompareReport(board=board, differences=differing)
 
 
 def read_source(source: str | Path) -> ComparedSource:
@@ -127,7 +105,7 @@ def read_source(source: str | Path) -> ComparedSource:
     if path.is_file():
         return ComparedSource(run=None, evaluation=read_evaluation(path))
     run = collect(path)
-    return ComparedSource(run=run, evaluation=run.student)
+    return ComparedSource(run=run, evaluation=run.evaluation)
 
 
 def labels(sources: Sequence[str]) -> list[str]:
@@ -195,38 +173,3 @@ def _settings(evaluation: Evaluation) -> dict[str, str]:
         "seeds": str(c.get("seed")),
         "machines": ", ".join(str(c[key]) for key in ("device", "threads", "dtype", "torch") if c.get(key)),
     }
-
-
-def _page(names: Sequence[str], sources: Sequence[ComparedSource], board: Board, differing: Sequence[str]) -> str:
-    blocks: list[Block] = [Paragraph(note) for note in (*differing, *board.notes)]
-    blocks.append(board_table(dc.replace(board, notes=()), "All figures; intervals are 95%"))
-    sections = [Section(anchor="figures", title="Figures side by side", blocks=tuple(blocks))]
-    if any(source.evaluation is not None for source in sources):
-        sections.append(Section(anchor="curves", title="Curves", blocks=_curves(names, sources)))
-    maps = [
-        block
-        for name, source in zip(names, sources, strict=True)
-        if source.run is not None and source.run.model is not None
-        for block in (Paragraph(name), layer_map(source.run.model))
-    ]
-    if maps:
-        sections.append(Section(anchor="layers", title="Layers", blocks=tuple(maps)))
-    return render(" and ".join(names), "Compared by sse-convert.", sections)
-
-
-def _curves(names: Sequence[str], sources: Sequence[ComparedSource]) -> tuple[Block, ...]:
-    """Curves of those that were measured like the first."""
-    measured = [
-        dc.replace(source.evaluation, label=name)
-        for name, source in zip(names, sources, strict=True)
-        if source.evaluation is not None
-    ]
-    alike = [evaluation for evaluation in measured if _under(evaluation) == _under(measured[0])]
-    left_out = [evaluation.label for evaluation in measured if evaluation not in alike]
-    note = f"Left out, because measured on other text or samples, or with another teacher: {', '.join(left_out)}."
-    return (*([Paragraph(note)] if left_out else []), Figures(tuple(curves(alike))))
-
-
-def _under(evaluation: Evaluation) -> tuple[Conditions, frozenset[int]]:
-    samples = frozenset(entry["samples"] for entry in evaluation.data["student"]["needles"])
-    return conditions(evaluation), samples

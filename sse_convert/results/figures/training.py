@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sse_convert.evaluation.plot import COLOURS
-from sse_convert.pages.collect import RunStep
-from sse_convert.pages.figures.drawing import Drawing, legend_above, new_figure, plain, untitled
-from sse_convert.pages.figures.router_load import router_load
 from sse_convert.report import format_number
+from sse_convert.results.collect import RunStep
+from sse_convert.results.figures.curves import COLOURS
+from sse_convert.results.figures.drawing import Drawing, legend_above, new_figure, plain
+from sse_convert.results.figures.router_load import router_load
 from sse_convert.training.metrics import DEAD_SHARE
 
 POINTS = 200
@@ -35,20 +35,18 @@ def router_drawings(steps: Sequence[RunStep]) -> Iterator[Drawing]:
     Args:
         steps: training stages, in order.
     """
-    if layers := last_routers(steps):
+    if layers := _last_routers(steps):
         yield _entropy(steps)
-        figure = router_load(layers)
-        untitled(figure)
         yield Drawing(
             name="routing-at-the-end",
             title="Router load at the end of training",
             about="Load of each partition by layer, on the last batch that was looked at, and its entropy. "
             "Where keys choose: of each head's partitions from the busiest, mean of the heads.",
-            figure=figure,
+            figure=router_load(layers),
         )
 
 
-def last_routers(steps: Sequence[RunStep]) -> list[dict[str, Any]]:
+def _last_routers(steps: Sequence[RunStep]) -> list[dict[str, Any]]:
     """The newest look at the routers, layer by layer, as `router_load` takes it; empty where training logged none.
 
     Args:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sse_convert.pages.board import make_board
-from sse_convert.pages.collect import Evaluation
-from sse_convert.pages.scores import (
+from sse_convert.results.board import make_board
+from sse_convert.results.collect import Evaluation
+from sse_convert.results.scores import (
     DIVERGENCE,
     GAP,
     LOSS,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sse_convert.evaluation.plot import COLOURS, blank_figure
+from sse_convert.results.figures.curves import COLOURS, blank_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,6 @@ def router_load(layers: Sequence[Mapping[str, Any]]) -> "Figure":
     """
     width = max(6.0, min(16.0, 1.5 + 0.45 * len(layers))) + 5
     figure = blank_figure(width, 4.2)
-    figure.suptitle("Routing")
     left, right = figure.subplots(1, 2)
     for axis in (left, right):
         axis.set_xlabel("layer")

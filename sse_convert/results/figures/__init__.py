@@ -1,0 +1,1 @@
+"""Figures of a run, as PNG for its model card."""

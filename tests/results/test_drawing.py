@@ -1,0 +1,52 @@
+"""Figures of a run, as PNG."""
+
+from sse_convert.results.collect import collect
+from sse_convert.results.figures.drawing import LONGEST_LABEL, plain, styled
+from sse_convert.results.figures.evaluation import curves, heat_maps, resource_drawings
+from sse_convert.results.figures.training import POINTS, averaged, loss_curves, router_drawings
+
+
+def test_held_out_text_is_drawn_beside_the_loss(made):
+    run = collect(made / "out")
+    for drawing, step in zip(loss_curves(run.trained), run.trained, strict=True):
+        key = "valid_kl" if step.name == "distill" else "valid_loss"
+        (axis,) = drawing.figure.axes
+        line = next(line for line in axis.lines if line.get_label() == "held-out text")
+        assert list(line.get_ydata()) == [record[key] for record in step.metrics]
+        assert "; on held-out text from " in drawing.about
+
+
+def test_a_run_is_drawn(made, tmp_path):
+    run = collect(made / "out")
+    with styled():
+        found = [
+            *curves(run.evaluation),
+            *heat_maps(run.evaluation),
+            *resource_drawings(run.evaluation),
+            *loss_curves(run.trained),
+            *router_drawings(run.trained),
+        ]
+        for each in found:
+            each.write_png(tmp_path / f"{each.name}.png")
+            assert (tmp_path / f"{each.name}.png").read_bytes().startswith(b"\x89PNG")
+    names = [each.name for each in found]
+    assert names == [
+        *("loss-by-context", "needles-by-length", "needles-number-1", "cache-by-length", "speed-by-length"),
+        *("loss-02-align", "loss-03-distill", "router-entropy", "routing-at-the-end"),
+    ]
+
+
+def test_long_names_are_cut_in_the_middle():
+    assert plain("short") == "short"
+    cut = plain("a-long-name-of-a-run-" * 4)
+    assert len(cut) == LONGEST_LABEL
+    assert cut.startswith("a-long-name")
+    assert cut.endswith("of-a-run-")
+
+
+def test_long_logs_are_averaged():
+    records = [{"tokens": i, "loss": float(i % 2)} for i in range(10 * POINTS)]
+    x, y, size = averaged(records, "loss")
+    assert (len(x), size) == (POINTS, 10)
+    assert x[-1] == records[-1]["tokens"]
+    assert set(y) == {0.5}
