@@ -137,6 +137,18 @@ def of_any_length(tensor: "torch.Tensor") -> "torch.Tensor":
     return tensor
 
 
+def end_allocation(device: int, pool: Any) -> None:
+    """End the allocation of a failed CUDA graph capture in its pool, which torch 2.11 would go on with.
+
+    Raises:
+        RuntimeError: it has ended.
+        AttributeError: this torch has another way.
+    """
+    import torch
+
+    torch._C._cuda_endAllocateToPool(device, pool)
+
+
 def compile_error() -> type[Exception]:
     """What all errors of torch.compile are."""
     from torch._dynamo.exc import TorchDynamoException

@@ -147,6 +147,7 @@ class Row:
             lora_rank=found.recipe.train.lora_rank,
             bf16=True,
             checkpointing=chosen["gradient_checkpointing"],
+            cuda_graphs=False,
             compiled=chosen["compile"],
             shared=True,
         )

@@ -16,7 +16,6 @@ RETIRED = {
     "layers.ratio": "write it as a pattern: {sse: 5, full: 1} is pattern: [sse*5, full]",
     "stages.rope_type": "a factor alone means yarn; remove it",
     "train.backend": "the fastest that this machine has is taken, as `sse-convert doctor` says; remove it",
-    "train.cuda_graphs": "train.compile is what makes steps faster; remove it",
     "train.keep": "a stage hands on its last weights; where held-out text got worse, lower its tokens or lr; remove it",
     "train.lora": "write train.lora_rank for its rank; alpha is twice that, and all linear modules get an adapter",
     "train.trackers": "metrics.jsonl and the card of the model have the figures of every step; remove it",
@@ -32,7 +31,6 @@ DEFAULTS = {
     "ratio": None,
     "clip": 1.0,
     "teacher": None,
-    "cuda_graphs": False,
     "keep": "last",
     "lora": {"rank": 16, "alpha": 32.0, "targets": None},
 }

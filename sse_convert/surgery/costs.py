@@ -332,6 +332,7 @@ class _Stages:
             lora_rank=train.lora_rank,
             bf16=train.mixed_precision != "no",
             checkpointing=checkpointing,
+            cuda_graphs=train.cuda_graphs,
             compiled=compiles_layers(stage, train),
             shared=still_the_teachers(self._recipe.stages, stage),
         )

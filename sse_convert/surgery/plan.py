@@ -188,6 +188,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
             lora_rank=recipe.train.lora_rank,
             bf16=recipe.train.mixed_precision != "no",
             checkpointing=checkpointing,
+            cuda_graphs=recipe.train.cuda_graphs,
             compiled=compiles_layers(stage, recipe.train),
             shared=still_the_teachers(recipe.stages, stage),
         )

@@ -101,6 +101,7 @@ def stage_memory(
     lora_rank: int,
     bf16: bool,
     checkpointing: bool,
+    cuda_graphs: bool,
     compiled: bool = False,
     shared: bool = False,
 ) -> StageMemory:
@@ -113,6 +114,7 @@ def stage_memory(
         lora_rank: of the recipe.
         bf16: autocast to bfloat16 or float16.
         checkpointing: gradient checkpointing.
+        cuda_graphs: passes are recorded, where the stage can have that.
         compiled: decoder layers are compiled on a GPU.
         shared: frozen matrices are still those of the model itself (`still_the_teachers`).
     """
@@ -123,6 +125,7 @@ def stage_memory(
         lora_rank=lora_rank,
         bf16=bf16,
         checkpointing=checkpointing,
+        cuda_graphs=cuda_graphs,
         compiled=compiled,
         taught=stage.loss != "ce",
         shared=shared,
@@ -139,6 +142,7 @@ class _Estimate:
     lora_rank: int
     bf16: bool
     checkpointing: bool
+    cuda_graphs: bool
     compiled: bool
     taught: bool
     """the teacher runs beside the student"""
@@ -223,15 +227,16 @@ class _Estimate:
                 self.geometry, self.mixers, checkpointing=again_only, frozen=self.frozen
             )
         masks = sum({(m.window, m.sinks): block_keys(m) for m in self.mixers if isinstance(m, WindowMixer)}.values())
+        sets = 2 if self.cuda_graphs and self.stage.loss == "kl" and not again_only else 1
         return {
-            "per_token": kept / ranks + masks,
+            "per_token": sets * (kept / ranks + masks),
             "again": again / ranks,
-            "narrower": narrower / ranks,
+            "narrower": sets * narrower / ranks,
         }
 
     def _per_pair(self) -> int:
         """Bytes of a mask of all pairs, and of scores."""
-        no_kernel = not self.bf16 and self.compiled  # see `training.context.choose_attention`
+        no_kernel = not self.bf16 and (self.compiled or self.cuda_graphs)  # see `training.context.choose_attention`
         document_masks = self.geometry.document_masks
         masked = (document_masks or no_kernel) and self.stage.context_parallel == 1
         softmax = self.taught or any(mixer is None for mixer in self.mixers)

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.compat import compiled_since, configure_compile, default_code_folder, has_cpp_compiler
@@ -26,8 +24,6 @@ COMPILED = "compiled"
 """folder of compiled code beside checkpoints"""
 MOST_PROGRAMS = 32
 """programs that torch.compile may make of the decoder layer's forward"""
-FEWEST_DOCUMENTS = 8
-"""that a batch of a compiled stage has room for"""
 FIRST = 3
 """steps of a start in which everything should be compiled"""
 _PLACES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
@@ -92,20 +88,6 @@ def compile_layers(model: PreTrainedModel) -> None:
 def _with_gradient(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
     if torch.is_grad_enabled() and args[0].is_leaf:
         args[0].requires_grad_()
-
-
-def padded_offsets(starts: Tensor) -> Tensor:
-    """Where documents begin in a flattened batch, with room for more of them: those are empty, at its end.
-
-    Args:
-        starts: bool [B * T], True for the first token of each document.
-
-    Returns:
-        int64 [S + 1] for the smallest S of 8, 16, 32, ... that suffices.
-    """
-    offsets = starts.nonzero()[:, 0]
-    room = max(FEWEST_DOCUMENTS, 1 << (len(offsets) - 1).bit_length())
-    return F.pad(offsets, (0, room + 1 - len(offsets)), value=len(starts))
 
 
 class LateCompiling:

@@ -151,6 +151,7 @@ class Fit:
             lora_rank=self.train.lora_rank,
             bf16=self.accelerator.mixed_precision != "no",
             checkpointing=checkpointing,
+            cuda_graphs=self.train.cuda_graphs,
             compiled=compiled,
             shared=self.shared,
         )

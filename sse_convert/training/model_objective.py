@@ -9,14 +9,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sse_convert.compat import of_any_length
+from sse_convert.console import say
 from sse_convert.data.packing import IGNORED
 from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.layer_arguments import OFFSETS
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.checkpoint import full_state
-from sse_convert.training.compiling import compile_layers, padded_offsets
+from sse_convert.training.compiling import compile_layers
 from sse_convert.training.context import ROW_POSITIONS
+from sse_convert.training.cuda_graphs import CudaDevice, RecordedPass, padded_offsets, unrecordable
 from sse_convert.training.frozen_matrices import hold_low, with_originals
 from sse_convert.training.lora import merge_lora
 from sse_convert.training.losses import linear_cross_entropy, linear_kl
@@ -95,6 +97,7 @@ class WholeModel(Objective):
             fused=accelerator.device.type == "cuda",
         )
         self.parts = [Part("model", *prepared(loss, optimizer, accelerator), rates)]
+        self._recorded = self._recorder(stage) if train.cuda_graphs else None
 
     def count(self, batch: Batch) -> int:
         """Tokens that the loss is averaged over: those that predict something, or all."""
@@ -103,7 +106,7 @@ class WholeModel(Objective):
     def on_device(self, batch: Batch) -> Batch:
         """With where documents begin, if layers are compiled, whose programs are for any documents. Without positions
         where every row is one document: models count those themselves, and the student does not look on the device for
-        where documents begin. As it is where rows are split."""
+        where documents begin. Otherwise with that, where passes are recorded. As it is where rows are split."""
         if ROW_POSITIONS in batch:
             return super().on_device(batch)
         starts = batch["position_ids"].flatten() == 0
@@ -112,16 +115,24 @@ class WholeModel(Objective):
             return {**moved, OFFSETS: of_any_length(moved[OFFSETS])}
         if int(starts.sum()) == len(batch["position_ids"]):
             batch = {name: value for name, value in batch.items() if name != "position_ids"}
+        elif self._recorded is not None:
+            batch = {**batch, OFFSETS: padded_offsets(starts)}
         return super().on_device(batch)
 
     def backward(self, batch: Batch, *, weight: float, share: float, last: bool) -> dict[str, Tensor]:
         """Forward and backward of the whole model. `loss` is per token, without the balance loss."""
         (part,) = self.parts
+        if self._recorded is not None:
+            return self._recorded(batch, weight, share)
         with self.accumulating(part, last=last), self.split(batch) as own:
-            with self.accelerator.autocast():
-                sums = part.module(**own)
-            parts = {name: value * (share if name == "balance" else weight) for name, value in sums.items()}
-            self.add_gradients(parts["loss"] + parts["balance"])
+            return self._pass(own, weight, share)
+
+    def _pass(self, batch: Batch, weight: Any, share: float) -> dict[str, Tensor]:
+        """Forward and backward; `weight` is a float or 0-d."""
+        with self.accelerator.autocast():
+            sums = self.parts[0].module(**batch)
+        parts = {name: value * (share if name == "balance" else weight) for name, value in sums.items()}
+        self.add_gradients(parts["loss"] + parts["balance"])
         return {name: value.detach() for name, value in parts.items()}
 
     def held_out(self, batch: Batch) -> dict[str, Tensor]:
@@ -134,6 +145,18 @@ class WholeModel(Objective):
         """Per token."""
         tokens = max(1.0, sums["tokens"])
         return {f"valid_{name}": value / tokens for name, value in sums.items() if name != "tokens"}
+
+    def close(self) -> None:
+        """Free what was recorded as well, and the objective from what refers to it."""
+        super().close()
+        self._recorded = None
+
+    def _recorder(self, stage: Stage) -> RecordedPass | None:
+        if (why := unrecordable(self.accelerator, self.student, stage)) is None:
+            return RecordedPass(self._pass, self.student, CudaDevice(self.accelerator.device))
+        if self.accelerator.is_main_process:
+            say(f"{stage.name}: no CUDA graphs, since {why}")
+        return None
 
     def state_dict(self) -> dict[str, Tensor]:
         """The student, with LoRA merged and tied weights once."""

@@ -1,5 +1,7 @@
 """A layer on a GPU asks the device for no value: the device here is one that has none."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,9 @@ from sse_convert.kernels import dispatch
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.modeling.cache import install
 from sse_convert.modeling.head import Head
+from sse_convert.modeling.layer_arguments import OFFSETS
 from sse_convert.modeling.layout import row_layout
+from sse_convert.training.cuda_graphs import one_document_per_row
 from sse_convert.training.losses import linear_kl
 from sse_convert.training.model_objective import hidden_and_balance
 from tests.modeling.test_layer import KNOBS, model_with
@@ -45,14 +49,16 @@ def test_training(name: str) -> None:
     assert all(p.grad is not None for p in layer.parameters())
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("model_type", ["qwen3", "llama"])
-def test_a_whole_pass_as_it_is_traced(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it is traced, transformers looks at nothing."""
+def test_a_whole_pass_as_it_is_recorded(model_type: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a graph is recorded transformers takes itself for traced, and looks at nothing."""
     monkeypatch.setattr(masking_utils, "is_tracing", lambda tensor=None: True)
     student = tiny_model(model_type, BESIDE, dtype=torch.float32).train().to("meta")
     ids = torch.zeros(2, 40, dtype=torch.long, device="meta")
-    offsets = torch.zeros(9, dtype=torch.long, device="meta")
-    hidden = hidden_and_balance(student, ids, ids, offsets)[0].flatten(0, 1)
+    where = {"position_ids": ids, OFFSETS: torch.zeros(9, dtype=torch.long, device="meta")} if packed else {}
+    with contextlib.nullcontext() if packed else one_document_per_row():
+        hidden = hidden_and_balance(student, ids, where.get("position_ids"), where.get(OFFSETS))[0].flatten(0, 1)
     loss = linear_kl(hidden, Head.of(student), hidden, Head.of(student)) + student.sse_balance_loss()
     loss.backward()
     assert all(p.grad is not None for p in student.parameters())

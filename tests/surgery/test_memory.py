@@ -102,7 +102,7 @@ def stage(**changes):
 
 
 def memory(mixers, **changes):
-    options = {"lora_rank": 16, "bf16": True, "checkpointing": False}
+    options = {"lora_rank": 16, "bf16": True, "checkpointing": False, "cuda_graphs": False}
     sizes = geometry(len(mixers), changes.pop("document_masks", False))
     stage_changes = {key: changes.pop(key) for key in ("loss", "train", "context_parallel") if key in changes}
     return stage_memory(sizes, mixers, stage(**stage_changes), **{**options, **changes})
@@ -172,7 +172,7 @@ def test_where_peaks_show_nothing_less_for_frozen_matrices():
         every, frozen = (memory(mixers, train=train, loss="kl", **how) for train in ("all", "mixers"))
         assert (frozen.per_token, frozen.again, frozen.narrower) == (every.per_token, every.again, every.narrower)
     experts = dc.replace(geometry(), has_experts=True)
-    options = {"lora_rank": 16, "bf16": True, "checkpointing": False}
+    options = {"lora_rank": 16, "bf16": True, "checkpointing": False, "cuda_graphs": False}
     every, frozen = (stage_memory(experts, mixers, stage(train=train), **options) for train in ("all", "mixers"))
     assert (frozen.per_token, frozen.narrower) == (every.per_token, every.narrower)
 
@@ -262,11 +262,23 @@ def test_logits_of_a_chunk_are_in_the_compute_dtype(bf16):
     """The student's, and a teacher's (tests/training/test_losses.py counts them); chunks are cut as in float32."""
     element = 2 if bf16 else 4
     student, both = (
-        stage_memory(geometry(), [None], stage(**changes), lora_rank=16, bf16=bf16, checkpointing=False)
+        stage_memory(
+            geometry(), [None], stage(**changes), lora_rank=16, bf16=bf16, checkpointing=False, cuda_graphs=False
+        )
         for changes in ({}, {"loss": "kl"})
     )
     assert (student.per_logit, both.per_logit) == (element, 2 * element)
     assert student.chunked_by == both.chunked_by == FUSED_BYTES
+
+
+@pytest.mark.parametrize(("loss", "checkpointing", "sets"), [("kl", False, 2), ("kl", True, 1), ("ce", False, 1)])
+def test_cuda_graphs_have_activations_of_their_own(loss, checkpointing, sets):
+    mixer = mixer_from_dict({"kind": "sse"})
+    plain, recorded = (
+        memory([mixer], loss=loss, checkpointing=checkpointing, cuda_graphs=graphs) for graphs in (False, True)
+    )
+    assert recorded.per_token == sets * plain.per_token
+    assert recorded.weights == plain.weights
 
 
 def test_compiled_layers_keep_less():
@@ -324,15 +336,16 @@ def test_pairs_of_tokens_count_where_softmax_masks_them():
     assert memory([sse, None], **masked).per_pair == memory([sse, sse], loss="kl", **masked).per_pair > 0
 
 
-def test_pairs_of_tokens_count_where_documents_have_no_kernel_and_cannot_be_traced():
+@pytest.mark.parametrize("traced", ["compiled", "cuda_graphs"])
+def test_pairs_of_tokens_count_where_documents_have_no_kernel_and_cannot_be_traced(traced):
     sse = mixer_from_dict({"kind": "sse"})
-    assert memory([sse, None], compiled=True).per_pair == 0
-    assert memory([sse, None], bf16=False, compiled=True).per_pair > memory([sse, None], bf16=False).per_pair == 0
+    assert memory([sse, None], **{traced: True}).per_pair == 0
+    assert memory([sse, None], bf16=False, **{traced: True}).per_pair > memory([sse, None], bf16=False).per_pair == 0
 
 
 def test_bounded_scores_are_written_out_for_all_pairs(tmp_path):
     sizes = dc.replace(geometry(), scores_written=True)
-    options = {"lora_rank": 16, "bf16": True}
+    options = {"lora_rank": 16, "bf16": True, "cuda_graphs": False}
 
     def pairs(layers, own=sizes, again=False, **changes):
         return stage_memory(own, layers, stage(**changes), checkpointing=again, **options).per_pair

@@ -11,7 +11,7 @@ from sse_convert.modeling import document_attention
 from sse_convert.modeling.document_attention import DOCUMENT_ATTENTION
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training import compiling
-from sse_convert.training.compiling import COMPILED, LateCompiling, kept_code, padded_offsets
+from sse_convert.training.compiling import COMPILED, LateCompiling, kept_code
 from sse_convert.training.distill import Distill
 from sse_convert.training.model_objective import Student
 from tests.modeling.tiny import MIXERS, VOCAB, tiny_model, tiny_source
@@ -193,11 +193,3 @@ def test_compiled_code_stays_where_the_user_wants_it(places, monkeypatch):
     with kept_code(places, tidy=True):
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
-
-
-@pytest.mark.parametrize(("documents", "room"), [(1, 8), (8, 8), (9, 16), (17, 32)])
-def test_offsets_have_room_for_more_documents(documents, room):
-    starts = torch.zeros(64, dtype=torch.bool)
-    starts[torch.arange(documents) * 3] = True
-    offsets = padded_offsets(starts)
-    assert offsets.tolist() == [3 * i for i in range(documents)] + [64] * (room + 1 - documents)

@@ -204,7 +204,7 @@ def test_the_estimate_counts_experts(tmp_path, tokenizer):
     hold_low(model, LOW)
     held = sum(p.numel() for p in model.parameters() if p.dtype == LOW)
     own = Stage(name="s", loss="kl", train="mixers", tokens=1024, seq_len=128, lr=1e-3)
-    settings = {"lora_rank": 16, "bf16": True, "checkpointing": False}
+    settings = {"lora_rank": 16, "bf16": True, "checkpointing": False, "cuda_graphs": False}
     found = stage_memory(geometry_of(teacher), [None] * teacher.num_layers, own, **settings)
     assert found.held_low == pytest.approx((2 + 2) * held, rel=0.05)  # routers and norms stay
 
@@ -220,7 +220,7 @@ def test_the_estimate_counts_what_is_held_low(make, any_teacher, tmp_path):
     teacher = open_teacher(str(any_teacher))
     names, mixers = resolve(recipe, teacher.num_layers)
     layers = [mixers.get(name) for name in names]
-    settings = {"lora_rank": recipe.train.lora_rank, "bf16": True, "checkpointing": False}
+    settings = {"lora_rank": recipe.train.lora_rank, "bf16": True, "checkpointing": False, "cuda_graphs": False}
     stages = [dc.replace(recipe.stages[0], train=train) for train in ("lora", "all")]
     some, none = (stage_memory(geometry_of(teacher), layers, stage, **settings) for stage in stages)
     bytes_less = 2 + 2  # of the matrix itself, and of its copy for autocast
