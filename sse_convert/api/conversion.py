@@ -35,10 +35,11 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pi
     """
     command = shell_command(recipe, overrides)
     recipe = read_recipe(recipe, overrides)
+    from sse_convert.surgery.cpu_speed import cpu_alone
     from sse_convert.surgery.plan import make_plan
     from sse_convert.surgery.text_notes import text_notes
 
-    made = make_plan(recipe, allow_pickle=allow_pickle)
+    made = make_plan(recipe, allow_pickle=allow_pickle, cpu=cpu_alone())
     return dc.replace(made, command=command, notes=[*made.notes, *text_notes(recipe.data)])
 
 
@@ -67,7 +68,9 @@ def select(
         stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's; unset: a window
             as wide as that beside SSE.
         tokens: running text to predict; unset: 8,192 or one row.
-        length: tokens per row; unset: those of the recipe's longest rows, 1,024 to 4,096.
+        length: tokens per row; unset: those of the recipe's longest rows, 1,024 to 4,096. Where that would take a CPU
+            more than a few minutes: 1,024, with half of the text and of the samples, and layers are ranked by one pass
+            over attention instead of greedily.
         samples: needle (or copy) rows; unset: 16.
         recall_weight: recall beside text, both in nats per token.
         device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
@@ -96,6 +99,7 @@ def select(
             length=length,
             samples=samples,
             recall_weight=recall_weight,
+            device=device,
         )
     own = None if text is None else Path(text)
     return select_layers(probed, Path(out), settings, text=own, device=device, teacher=teacher, try_teacher=True)

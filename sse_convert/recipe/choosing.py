@@ -103,9 +103,9 @@ def rows_of(length: int) -> ProbeRows:
     return ProbeRows(length=length, text=max(1, TEXT_TOKENS // max(1, length)), recall=RECALL_ROWS)
 
 
-def retrieval_sets(*, keep: int) -> int:
+def retrieval_sets(*, keep: int, tries: int = TRIES) -> int:
     """Sets that the method retrieval measures, with those of all and of none, and one pass that looks at attention."""
-    return 4 + TRIES * (keep - keep // 2)
+    return 4 + tries * (keep - keep // 2)
 
 
 def greedy_sets(*, keep: int, among: int) -> int:

@@ -1,20 +1,27 @@
 """A selection as a recipe has it: `run` makes it so, and the command `select` where nothing else is asked for.
 
-It is greedy, on training text, with rows as long as the recipe's. Windows stand in for what layers become: untrained
-SSE says nothing of what trained SSE will find.
+It is greedy for layers and by attention for heads, on training text, with rows as long as the recipe's. A CPU that
+would take long measures less. Windows stand in for what layers become: untrained SSE says
+nothing of what trained SSE will find.
 """
 
 import dataclasses as dc
 
-from sse_convert.checkpoints.load_model import context_limit
+from sse_convert.checkpoints.load_model import context_limit, pick_device
 from sse_convert.checkpoints.teacher import Teacher
+from sse_convert.console import say
 from sse_convert.errors import UsageError
 from sse_convert.mixers import SlidingMixer, WindowMixer
-from sse_convert.recipe.choosing import METHODS, ProbeRows, open_choice, probe_rows, rows_of
+from sse_convert.recipe.choosing import ProbeRows, open_choice, probe_rows, rows_of
 from sse_convert.recipe.schema import Recipe
+from sse_convert.report import time_in_words
 from sse_convert.selection.select import replacement
 from sse_convert.selection.setup import SHORTEST_ROW, WINDOWS, SelectSettings, known_mixers
+from sse_convert.surgery.choice_cost import choice_effort, cpu_hours
+from sse_convert.surgery.plan import geometry_of
 
+TOLD = 1 / 60
+"""hours of a CPU from which on they are told"""
 STAND_IN = "sliding"
 """name of the mixer that replaces layers while choosing"""
 
@@ -29,8 +36,10 @@ def settings_for(
     length: int | None = None,
     samples: int | None = None,
     recall_weight: float = 1.0,
+    device: str | None = None,
 ) -> tuple[Recipe, SelectSettings]:
-    """Settings of a selection, those that are None as the recipe has them, and the recipe as it reads them.
+    """Settings of a selection, those that are None as the recipe has them, and the recipe as it reads them. What takes
+    this CPU a minute or more is said.
 
     Args:
         recipe: with or without `layers.select`.
@@ -41,6 +50,7 @@ def settings_for(
         length: tokens per row.
         samples: recall rows.
         recall_weight: recall beside text, both in nats per token.
+        device: that measures; a CPU that would take long measures less, where no length is asked for.
 
     Raises:
         UsageError: neither says how many layers to keep.
@@ -57,13 +67,29 @@ def settings_for(
             expected="a number of layers, or a recipe with layers.select",
             fix="give --keep 2, or set layers: {pattern: [sse+sliding], select: {keep: 25%}} in the recipe",
         )
-    rows = probe_rows(recipe, context_limit(teacher.config)) if length is None else rows_of(length)
+    place = pick_device(device)
+    units = tuple(teacher.softmax_layers) if choice is None else choice.units
+    effort = choice_effort(
+        geometry_of(teacher),
+        probe_rows(recipe, context_limit(teacher.config)) if length is None else rows_of(length),
+        by=by,
+        keep=keep,
+        among=len(units),
+        cpu=length is None and place.type == "cpu",
+    )
+    rows = effort.rows
+    if (hours := cpu_hours(effort, teacher.dtype)) >= TOLD and place.type == "cpu":
+        what = "layers" if by == "layers" else "key-value heads"
+        passes = f"at most {effort.sets} forward passes over {rows.tokens:,} tokens"
+        say(f"choosing {keep} of {len(units)} {what}: {passes}, about {time_in_words(hours)} on this CPU")
     settings = SelectSettings(
         keep=keep,
         among=None if choice is None else choice.among,
         units=None if choice is None else choice.units,
         span=1 if choice is None else choice.span,
-        method=METHODS[by],
+        method=effort.method,
+        tries=effort.tries,
+        light=effort.light,
         stand_in=stand_in or STAND_IN,
         tokens=rows.text * rows.length if tokens is None else tokens,
         length=rows.length,

@@ -8,7 +8,7 @@ from sse_convert.selection.choice import Choice
 from sse_convert.selection.measure import Meter
 
 
-def greedy(meter: Meter, keep: int) -> Choice:
+def greedy(meter: Meter, keep: int, _tries: int = 0) -> Choice:
     """Score: KL to the teacher that keeping the layer saved in the last round that tried it, text plus recall.
 
     A layer chosen in an early round ranks above all that were chosen later or never: rounds add the largest KL.

@@ -16,7 +16,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from sse_convert.compat import attending_by
 from sse_convert.mixers import SlidingMixer, WindowMixer
 from sse_convert.modeling.window.window_attention import WindowConfig
-from sse_convert.recipe.choosing import TRIES
 from sse_convert.selection.choice import Choice
 from sse_convert.selection.measure import Meter, passes, scored_hidden
 from sse_convert.selection.recall_probes import Rows
@@ -25,17 +24,17 @@ WATCHED = "sse_watched"
 """name under which transformers finds the attention that is watched"""
 
 
-def retrieval(meter: Meter, keep: int) -> Choice:
+def retrieval(meter: Meter, keep: int, tries: int) -> Choice:
     """Score: attention on answers to copies of their tokens, and to all that is far, each as a share of the largest.
 
-    The best by score are kept; each of the next `TRIES` may take the place of one of their later half, where that
+    The best by score are kept; each of the next `tries` may take the place of one of their later half, where that
     lowers the KL of text and recall most.
     """
     scores = retrieval_scores(meter)
     order = sorted(scores, key=lambda unit: (-scores[unit], unit))
     kept = order[:keep]
     best = meter.measure(sorted(kept)).kl(meter.recall_weight)
-    for unit in order[keep : keep + TRIES]:
+    for unit in order[keep : keep + tries]:
         swaps = [sorted({*kept, unit} - {out}) for out in kept[keep // 2 :]]
         found = meter.measure_all(swaps, beside=sorted(kept))
         costs = [one.kl(meter.recall_weight) for one in found]

@@ -9,7 +9,7 @@ from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import progress, say
 from sse_convert.mixers import FULL, mixer_to_dict
-from sse_convert.recipe.choosing import chosen_recipe, open_choice, retrieval_sets
+from sse_convert.recipe.choosing import METHODS, chosen_recipe, open_choice, retrieval_sets
 from sse_convert.recipe.pattern import pattern_unit
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import found_before
@@ -43,7 +43,7 @@ def select_layers(
 ) -> SelectReport:
     """Choose layers; an interrupted run of the same inputs is continued.
 
-    The model runs in float32 on a CPU and in its stored type elsewhere.
+    The model runs in float32 on a CPU and in its stored type elsewhere; see `SelectSettings.light`.
     Other arguments and errors as of `api.select`.
 
     Args:
@@ -56,7 +56,7 @@ def select_layers(
         setup = set_up(recipe, out, settings, text=text, device=device, teacher=teacher, team=team)
     meter = setup.meter
     layers = len(meter.layers)
-    most = 2 * len(meter.probe.recall) + 1 + _steps(settings.method, settings.keep, layers)
+    most = 2 * len(meter.probe.recall) + 1 + _steps(settings, settings.method, layers)
     with contextlib.ExitStack() as held:
         if team.leads:
             held.enter_context(run_lock(out))
@@ -65,10 +65,13 @@ def select_layers(
         if try_teacher and team.leads:
             for warning in guess_warnings(meter.measure(meter.layers).text_loss, setup.teacher.text.vocab_size):
                 say(f"warning: {warning}")
-        check_recall(settings.method, meter.recall_weight)
+        method = settings.method
+        if method != METHODS["layers"] and meter.span == 1 and not meter.recall_weight:
+            method = METHODS["layers"]  # nothing ranks them
+        check_recall(meter.span, meter.recall_weight)
         if meter.bar is not None:
-            meter.bar.expect(_steps(settings.method, settings.keep, layers))
-        choice = run_method(settings.method, meter, settings.keep)
+            meter.bar.expect(_steps(settings, method, layers))
+        choice = run_method(method, meter, settings.keep, settings.tries)
         report = SelectReport(
             model=recipe.model,
             folder=out,
@@ -122,10 +125,11 @@ def _without_all(meter: Meter, kind: str) -> Measurement:
     return meter.measure(())
 
 
-def _steps(method: str, keep: int, layers: int) -> int:
+def _steps(settings: SelectSettings, method: str, layers: int) -> int:
     """Sets that a method asks for, known ones included, once recall rows are settled."""
+    keep = settings.keep
     rounds = sum(layers + 1 - i for i in range(keep))
-    return 2 + (rounds + 1 if method == "greedy" else retrieval_sets(keep=keep))
+    return 2 + (rounds + 1 if method == METHODS["layers"] else retrieval_sets(keep=keep, tries=settings.tries))
 
 
 def _saved(teacher: Teacher, recipe: Recipe, meter: Meter) -> list[int]:

@@ -14,6 +14,7 @@ from sse_convert.checkpoints.run_lock import LOCK
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.errors import CheckpointError, DataError, OutputError, UsageError
 from sse_convert.mixers import BUILT_IN, Mixer, SlidingMixer, WindowMixer, mixer_to_dict
+from sse_convert.recipe.choosing import TRIES
 from sse_convert.recipe.schema import Recipe, Source
 from sse_convert.selection.choice import Choice
 from sse_convert.selection.greedy import greedy
@@ -22,9 +23,10 @@ from sse_convert.selection.measure import Meter
 from sse_convert.selection.probe import Probe, make_probe
 from sse_convert.selection.retrieval import retrieval
 from sse_convert.selection.team import ALONE, Team
+from sse_convert.surgery.cpu_speed import fast_in_bfloat16
 from sse_convert.training.stage_record import refuse_changes
 
-METHODS: dict[str, Callable[[Meter, int], Choice]] = {"greedy": greedy, "retrieval": retrieval}
+METHODS: dict[str, Callable[[Meter, int, int], Choice]] = {"greedy": greedy, "retrieval": retrieval}
 WINDOWS = 4
 """that a row must hold at least, so that there is something they do not see"""
 SHORTEST_ROW = 64
@@ -47,6 +49,10 @@ class SelectSettings:
     """of those numbers"""
     method: str = "greedy"
     """of `METHODS`"""
+    tries: int = TRIES
+    """units that each may take the place of a kept one, of the method retrieval"""
+    light: bool = False
+    """measure less on a CPU (`surgery.choice_cost`), in the model's stored type where the CPU is fast in bfloat16"""
     stand_in: str = "sliding"
     """mixer that replaces layers while choosing, untrained"""
     tokens: int = 8192
@@ -98,7 +104,8 @@ def set_up(
         samples=settings.samples,
         vocab_size=teacher.text.vocab_size,
     )
-    dtype = torch.float32 if place.type == "cpu" else (teacher.config.dtype or torch.float32)
+    stored = place.type != "cpu" or (settings.light and fast_in_bfloat16())
+    dtype = (teacher.config.dtype if stored else None) or torch.float32
     inputs = _inputs(recipe, stand_in, probe, place, dtype, settings.span)
     if team.leads:
         _open_folder(out, inputs)
@@ -124,22 +131,22 @@ def set_up(
     )
 
 
-def run_method(method: str, meter: Meter, keep: int) -> Choice:
+def run_method(method: str, meter: Meter, keep: int, tries: int) -> Choice:
     """One method's choice, with what it cost and what it is worth."""
     with meter.costing() as cost:
-        choice = METHODS[method](meter, keep)
+        choice = METHODS[method](meter, keep, tries)
     return dc.replace(
         choice, span=meter.span, tokens=cost.tokens, seconds=round(cost.seconds, 1), measured=meter.measure(choice.kept)
     )
 
 
-def check_recall(method: str, recall_weight: float) -> None:
-    """Make sure that there is recall for what ranks by it.
+def check_recall(span: int, recall_weight: float) -> None:
+    """Make sure that there is recall where heads are ranked by it.
 
     Raises:
         UsageError: heads are to be chosen, and recall has weight 0.
     """
-    if method == "retrieval" and recall_weight == 0:
+    if span > 1 and recall_weight == 0:
         raise UsageError(
             "heads are ranked by recall, and recall has weight 0: text alone decides",
             expected="a teacher that recalls something, and a weight of recall above 0",
@@ -183,7 +190,7 @@ def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher, among: 
         raise UsageError(f"tokens is {settings.tokens}", expected=f"at least one row ({settings.length})")
     if settings.recall_weight < 0:
         raise UsageError(f"recall_weight is {settings.recall_weight}", expected="0 or more")
-    check_recall(settings.method, settings.recall_weight)
+    check_recall(settings.span, settings.recall_weight)
     return stand_in
 
 

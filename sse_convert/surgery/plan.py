@@ -15,12 +15,13 @@ from sse_convert.modeling.architectures import has_experts
 from sse_convert.modeling.attention_dims import bounds_scores, differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.checks import check_run
-from sse_convert.recipe.choosing import draft_recipe, greedy_sets, open_choice, probe_rows, retrieval_sets
+from sse_convert.recipe.choosing import draft_recipe, open_choice, probe_rows
 from sse_convert.recipe.pattern import named_heads, pattern_unit
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_number
 from sse_convert.surgery import budget
 from sse_convert.surgery.budget import Geometry, Mixers
+from sse_convert.surgery.choice_cost import choice_effort, cpu_hours
 from sse_convert.surgery.compatibility import check_fit
 from sse_convert.surgery.costs import costs_of
 from sse_convert.surgery.memory import GPU_GIB
@@ -29,13 +30,14 @@ from sse_convert.surgery.speed import nearest_speed, training_flops
 from sse_convert.surgery.stage_memory import compiles_layers, stage_memory, still_the_teachers, trained_parameters
 
 
-def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: bool = False) -> Plan:
+def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: bool = False, cpu: bool = False) -> Plan:
     """Plan a recipe. Opens the teacher by config and headers, or by config alone, unless one is given.
 
     Args:
         recipe: what to do.
         teacher: an opened teacher (`open_for_planning`).
         allow_pickle: also open pickled checkpoints.
+        cpu: it is to run on this machine's CPU.
 
     Raises:
         RecipeError: the recipe does not fit the model.
@@ -46,10 +48,12 @@ def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: b
     draft = draft_recipe(recipe, teacher.num_layers, teacher.separable_heads)
     names, mixers = resolve(draft, teacher.num_layers)
     check_fit(draft, teacher, mixers)
-    return build_plan(recipe, teacher, names, mixers)
+    return build_plan(recipe, teacher, names, mixers, cpu=cpu)
 
 
-def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[str, Mixer]) -> Plan:
+def build_plan(
+    recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[str, Mixer], *, cpu: bool = False
+) -> Plan:
     """The plan for given mixers per layer.
 
     Args:
@@ -57,6 +61,7 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
         teacher: the opened teacher.
         names: mixer name of each layer.
         mixers: the mixers in use.
+        cpu: as of `make_plan`.
     """
     geometry = geometry_of(teacher)
     by_layer: Mixers = [None if name == FULL else mixers[name] for name in names]
@@ -70,7 +75,7 @@ def build_plan(recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[
         recipe_hash=recipe_hash(recipe),
         mixers=mixers,
         layers=rows,
-        choice=_choice_row(recipe, teacher, geometry),
+        choice=_choice_row(recipe, teacher, geometry, cpu=cpu),
         parameters=teacher.files.parameters,
         active_parameters=geometry.active_parameters,
         active_bytes=geometry.matmul_parameters * ITEM_BYTES[teacher.dtype],
@@ -156,25 +161,23 @@ def _layer_row(geometry: Geometry, index: int, name: str, mixer: Mixer | None) -
     )
 
 
-def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry) -> ChoiceRow | None:
+def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry, *, cpu: bool) -> ChoiceRow | None:
     choice = open_choice(recipe, teacher.num_layers, teacher.separable_heads)
     if choice is None:
         return None
-    rows = probe_rows(recipe, teacher.text.max_position_embeddings)
-    by_heads = choice.span > 1
-    passes = retrieval_sets(keep=choice.keep) if by_heads else greedy_sets(keep=choice.keep, among=len(choice.among))
-    plain: Mixers = [None] * teacher.num_layers
-    flops = passes * rows.tokens * budget.forward_flops(geometry, plain, rows.length)
+    by = "heads" if choice.span > 1 else "layers"
+    wanted = probe_rows(recipe, teacher.text.max_position_embeddings)
+    effort = choice_effort(geometry, wanted, by=by, keep=choice.keep, among=len(choice.units), cpu=cpu)
+    speed = nearest_speed("kl", geometry.dims.hidden, effort.rows.length, whole=True, experts=geometry.has_experts)
     return ChoiceRow(
         keep=choice.keep,
         among=list(choice.units),
-        what="key-value heads" if by_heads else "softmax layers",
-        passes=passes,
-        tokens=rows.tokens,
-        flops=flops,
-        gpu_hours=nearest_speed(
-            "kl", geometry.dims.hidden, rows.length, whole=True, experts=geometry.has_experts
-        ).hours(flops),
+        what="key-value heads" if by == "heads" else "softmax layers",
+        passes=effort.sets,
+        tokens=effort.rows.tokens,
+        flops=effort.flops,
+        gpu_hours=speed.hours(effort.flops),
+        cpu_hours=cpu_hours(effort, teacher.dtype) if cpu else None,
         bytes=teacher.files.parameters * ITEM_BYTES[teacher.dtype],
     )
 

@@ -49,12 +49,15 @@ class ChoiceRow:
     """of all passes, counted as the teacher's"""
     gpu_hours: float
     """of the GPU that was measured (see `surgery/speed.py`)"""
+    cpu_hours: float | None = None
+    """on this machine's CPU; None where it is not asked"""
     bytes: int
     """weights on the one device that chooses"""
 
     def line(self) -> str:
         """The choice for a person."""
-        costs = f"{format_number(self.flops)} FLOPs ({time_in_words(self.gpu_hours)} on one GPU)"
+        here = "" if (self.cpu_hours or 0) < 1 / 60 else f", about {time_in_words(self.cpu_hours or 0)} on this CPU"
+        costs = f"{format_number(self.flops)} FLOPs ({time_in_words(self.gpu_hours)} on one GPU{here})"
         return (
             f"to be chosen: {self.keep} of {len(self.among)} {self.what} stay; at most {self.passes} forward passes "
             f"over {self.tokens:,} tokens, {costs}, with {format_bytes(self.bytes)} of weights on one device"

@@ -25,7 +25,9 @@ from sse_convert.selection import setup
 from sse_convert.selection.layer_swap import Swap
 from sse_convert.selection.measure import Meter
 from sse_convert.selection.select import settle_recall
+from sse_convert.surgery import choice_cost
 from sse_convert.surgery.compatibility import with_layers_of
+from sse_convert.surgery.cpu_speed import fast_in_bfloat16
 from tests.selection.conftest import RETRIEVES, TEACHER, TEXT
 from tests.surgery.models import save_source
 
@@ -49,6 +51,15 @@ def test_the_layer_that_retrieves_is_found(done):
     assert report.chosen.measured.recall_accuracy == report.teacher.recall_accuracy == 1.0
     assert report.nothing.recall_accuracy < 0.5
     assert report.chosen.measured.text_kl < report.nothing.text_kl
+
+
+def test_a_cpu_without_time_finds_it_by_one_pass(tmp_path, monkeypatch):
+    monkeypatch.setattr(choice_cost, "CPU_FLOPS", 0)
+    report = choose(tmp_path / "out", device="cpu", length=None, tokens=2048, samples=None)
+    assert (report.chosen.method, report.chosen.kept) == ("retrieval", (RETRIEVES,))
+    assert (report.conditions["length"], report.conditions["tries"]) == (1024, 0)
+    stored = "bfloat16" if fast_in_bfloat16() else "float32"
+    assert report.conditions["dtype"] == stored
 
 
 def test_heads_are_chosen_and_kept(tmp_path):
@@ -157,6 +168,13 @@ def test_a_teacher_without_recall_is_told_so(random_teacher, tmp_path):
     report = choose(tmp_path / "out", **random_teacher)
     assert report.recall.startswith("none: the teacher answers 0% of needles, ")
     assert "Text alone decides" in report.recall
+
+
+def test_without_recall_a_cpu_without_time_is_greedy(random_teacher, tmp_path, monkeypatch):
+    monkeypatch.setattr(choice_cost, "CPU_FLOPS", 0)
+    report = choose(tmp_path / "out", **{**random_teacher, "length": None, "device": "cpu"})
+    assert report.chosen.method == "greedy"
+    assert report.conditions["light"]
 
 
 def test_without_recall_no_heads_are_ranked(random_teacher, tmp_path):
