@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from sse_convert.checkpoints.meta_model import model_shapes, skeleton
+from sse_convert.checkpoints.meta_model import model_shapes, unfilled_model
 from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.safetensors_io import TensorInfo
 from sse_convert.checkpoints.teacher import source_view
@@ -44,7 +44,7 @@ def mapped_model(files: CheckpointFiles, config: Any) -> Iterator[PreTrainedMode
     Raises:
         CheckpointError: the model cannot be loaded.
     """
-    model = skeleton(config, buffers=True)
+    model = unfilled_model(config)
     model.tie_weights()
     if model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # one expert after the other

@@ -23,8 +23,28 @@ EXPERTS = ".experts."
 """in the name of every weight of routed experts"""
 
 
-def skeleton(config: Any, *, buffers: bool = False) -> "PreTrainedModel":
-    """The model with a language-model head of a transformers configuration, on the meta device.
+SKELETONS = 4
+"""kept: the same few models are asked for again and again while a recipe is planned, checked and run"""
+_kept: dict[tuple[type, str], "PreTrainedModel"] = {}
+
+
+def skeleton(config: Any) -> "PreTrainedModel":
+    """The model with a language-model head of a transformers configuration, on the meta device. It is to be read, as
+    others get the same one.
+
+    Raises:
+        CheckpointError: transformers cannot build a model of it.
+    """
+    key = type(config), config.to_json_string(use_diff=False)
+    model = _kept.pop(key, None) or unfilled_model(config, buffers=False)
+    _kept[key] = model
+    for oldest in list(_kept)[:-SKELETONS]:
+        del _kept[oldest]
+    return model
+
+
+def unfilled_model(config: Any, *, buffers: bool = True) -> "PreTrainedModel":
+    """A new one, to be filled.
 
     Args:
         config: the configuration.
@@ -58,7 +78,7 @@ def filled_model(config: Any, tensors: dict[str, Tensor], like: "PreTrainedModel
     Raises:
         CheckpointError: tensors are missing, unexpected or of another shape.
     """
-    model = skeleton(config, buffers=True)
+    model = unfilled_model(config)
     what = f"these are not the tensors of a {config.model_type} model"
     with refusing(what, expected="a model as transformers makes it", fix="load it anew, without adapters or changes"):
         missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)

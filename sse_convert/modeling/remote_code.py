@@ -90,6 +90,7 @@ def _readme(files: dict[str, str]) -> str:
     return "\n".join((_README_BEGINS, *rows, ""))
 
 
+@cache
 def _first_sentence(source: str) -> str:
     said = " ".join(str(ast.get_docstring(ast.parse(source))).split())
     return re.split(r"(?<=\w)[.:;] |\.$", said)[0]

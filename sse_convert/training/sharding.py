@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, PreTrainedModel
 
-from sse_convert.checkpoints.meta_model import skeleton
+from sse_convert.checkpoints.meta_model import unfilled_model
 from sse_convert.errors import SSEConvertError
 from sse_convert.modeling.sink_attention import use_kernels
 from sse_convert.trust import trusts_code
@@ -59,7 +59,7 @@ def empty_model(folder: str | Path, dtype: torch.dtype, sse: dict[str, Any] | No
         CheckpointError: transformers cannot build it.
     """
     own = {} if sse is None else {"sse": sse}
-    model = skeleton(AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code(), **own), buffers=True)
+    model = unfilled_model(AutoConfig.from_pretrained(folder, trust_remote_code=trusts_code(), **own))
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.tie_weights()

@@ -1,4 +1,5 @@
-"""What every family must pass: its entry describes its attention; its hybrids generate, learn and travel."""
+"""What every family must pass: its entry describes its attention and head; hybrids of those with something of their own
+generate, learn and travel."""
 
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from sse_convert.modeling.attention_dims import softmax_layers
 from sse_convert.modeling.head import Head
 from sse_convert.modeling.layout import row_layout
 from tests.modeling.test_generate import greedy_by_full_forward, greedy_with_cache, rows
-from tests.modeling.tiny import ENTRIES, exact, prompts, spec_for, tiny_model, tiny_source
+from tests.modeling.tiny import ENTRIES, FAMILIES, exact, prompts, spec_for, tiny_model, tiny_source
 
 NEW = 2
 """tokens: what the prompt gives, and what a step from the cache does"""
@@ -67,7 +68,7 @@ def test_q_k_v_of_a_converted_layer_are_those_of_the_familys_attention(
             torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-6, msg=f"{name} of layer {index}")
 
 
-@pytest.mark.parametrize("model_type", ENTRIES)
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_hybrid_generates_from_its_cache_learns_and_travels(model_type: str, tmp_path: Path) -> None:
     mixers = {
         "kept": {"kind": "sse", "qk_rank": 4, "rope": "keep" if spec_for(model_type).rotary != "none" else "none"}

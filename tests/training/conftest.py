@@ -1,8 +1,6 @@
 import json
 import os
 import random
-from base64 import b64decode
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,9 +20,6 @@ TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-
-BLANK = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==")
-"""a picture of one white point, as PNG"""
 
 
 def make_text(words, seed=0):
@@ -117,18 +112,6 @@ def _fresh_accelerate():
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-
-
-@pytest.fixture(autouse=True)
-def _blank_pictures(request, monkeypatch):
-    """Figures are made as ever but written blank, since drawing takes longer than a tiny run; but for `drawn`."""
-    if request.node.get_closest_marker("drawn") is None:
-        monkeypatch.setattr("matplotlib.figure.Figure.savefig", _write_blank)
-
-
-def _write_blank(figure, path, *, format="png", **settings):
-    assert format == "png"
-    Path(path).write_bytes(BLANK)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -33,6 +33,20 @@ def killed_once(tmp_path_factory):
     return tmp_path_factory.mktemp("killed") / "stopped.work"
 
 
+@pytest.fixture(scope="module")
+def whole_once():
+    """The folder of a stage that nothing interrupts, once there is one."""
+    return []
+
+
+@pytest.fixture
+def whole(train, whole_once):
+    """What the stage comes to that nothing interrupts; how often it is saved changes nothing."""
+    if not whole_once:
+        whole_once.append(train("uptrain", "whole")[0])
+    return whole_once[0]
+
+
 @pytest.fixture
 def killed(train, killed_once, monkeypatch, tmp_path):
     """A stage killed in its fifth step, with checkpoints of steps 3 and 4."""
@@ -53,8 +67,7 @@ def flip(path):
 
 
 @pytest.mark.parametrize(("share", "saved"), [(1e9, 4), (1e-9, 1)], ids=["at once", "rarely, where saving takes long"])
-def test_slow_steps_are_saved_between_regular_checkpoints(train, monkeypatch, tmp_path, share, saved):
-    whole, _ = train("uptrain", "whole")
+def test_slow_steps_are_saved_between_regular_checkpoints(train, whole, monkeypatch, tmp_path, share, saved):
     monkeypatch.setattr(checkpoint, "LATE_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "LATE_SHARE", share)
     with monkeypatch.context() as patch:
@@ -92,9 +105,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(killed, capsy
             assert not (killed / "step-000004").exists()  # its name is wanted again
 
 
-def test_a_stage_goes_on_from_the_checkpoint_before_a_damaged_one(train, killed):
+def test_a_stage_goes_on_from_the_checkpoint_before_a_damaged_one(train, whole, killed):
     flip(killed / "step-000004" / "__0_0.distcp")
-    whole, _ = train("uptrain", "whole", checkpoint_steps=1)
     folder, _ = train("uptrain", "stopped", checkpoint_steps=1)
     assert losses(folder) == losses(whole)
     assert same(folder, whole)
@@ -118,8 +130,7 @@ def written_by_two(checkpoint, change):
     ],
     ids=["each twice", "one behind the other", "cut", "missing"],
 )
-def test_a_stage_that_two_runs_wrote_to_is_finished(train, killed, capsys, change, begin):
-    whole, _ = train("uptrain", "whole", checkpoint_steps=1)
+def test_a_stage_that_two_runs_wrote_to_is_finished(train, whole, killed, capsys, change, begin):
     written_by_two(killed / "step-000004", change)
     capsys.readouterr()
     folder, _ = train("uptrain", "stopped", checkpoint_steps=1)
@@ -153,8 +164,7 @@ def test_without_a_whole_checkpoint_nothing_is_overwritten(train, killed):
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_files_beside_the_checkpoints_are_mended_from_them(train, killed, capsys, damage):
-    whole, _ = train("uptrain", "whole", checkpoint_steps=1)
+def test_files_beside_the_checkpoints_are_mended_from_them(train, whole, killed, capsys, damage):
     capsys.readouterr()
     for name in ("metrics.jsonl", "inputs.json", "chosen.json"):
         DAMAGES[damage](killed / name)
@@ -295,13 +305,12 @@ def signalled(make, converted, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)], ids=["TERM", "HUP", "INT"]
 )
-def test_a_signal_saves_the_step_and_ends(train, signalled, capfd, tmp_path, number, code):
+def test_a_signal_saves_the_step_and_ends(train, whole, signalled, capfd, tmp_path, number, code):
     assert signalled(number) == code
     told = capfd.readouterr().err
     assert "ending once this step is saved" in told
     assert f"uptrain: 3 of 6 steps are saved in {tmp_path / 'result.work'}" in told
     if number == signal.SIGTERM:
-        whole, _ = train("uptrain", "whole")
         assert signalled() == 0
         assert losses(tmp_path / "result") == losses(whole)
         assert same(tmp_path / "result", whole)
