@@ -80,11 +80,6 @@ def is_bare(module: nn.Module) -> bool:
     return not (has_hooks(module) or "forward" in vars(module))
 
 
-def versions(tensors: list[Tensor]) -> list[int]:
-    """How often tensors, which are not of inference mode, were changed in place."""
-    return [tensor._version for tensor in tensors]
-
-
 def mark_static(tensor: Tensor) -> None:
     """Tell torch.compile's CUDA graphs that a tensor stays where it is."""
     torch._dynamo.mark_static_address(tensor)

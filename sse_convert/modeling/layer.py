@@ -36,8 +36,6 @@ from sse_convert.modeling.projections import RotaryTables, is_rotated, projectio
 from sse_convert.modeling.router import RoutedLayer
 from sse_convert.modeling.state_cache import Replay, SSECacheLayer
 from sse_convert.modeling.tensors import state_heads
-from sse_convert.modeling.token_heads import TokenHeads
-from sse_convert.modeling.token_step import LayerStep, takes_steps
 from sse_convert.modeling.window.window_attention import HeadOrder
 
 
@@ -137,8 +135,6 @@ class SSEAttention(RoutedLayer):
         kept = self.kept(sse_layout, kwargs)
         assert sse_layout is not None
         x, rotation = sse_layout.pack(hidden_states), self.rotation(position_embeddings, sse_layout, batch)
-        if kept is not None and (step := self.step(x, sse_layout, kept)) is not None:
-            return self.scaled(self.stepped(step, x, rotation, kept, projected)[0], dtype), sse_layout
         inputs = self.operator_inputs(x, rotation, projected)
         shard = current_shard()
         if shard is not None:
@@ -281,30 +277,6 @@ class SSEAttention(RoutedLayer):
         assert final is not None
         layer.write(final[: layout.sequences], length, Replay(inputs, layout, length, self.backend))
         return o
-
-    def step(self, x: Tensor, layout: SequenceLayout, kept: SSECacheLayer) -> LayerStep | None:
-        """What computes one token of each row on a CPU, in few operators; None where x [T, hidden] is not that."""
-        state = kept.state
-        if state is None or not takes_steps(self, x, layout, state) or not self._may_overwrite(state, kept.record_past):
-            return None
-        return kept.step.of(self, x)
-
-    def stepped(
-        self,
-        step: LayerStep,
-        x: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
-        kept: SSECacheLayer,
-        projected: tuple[Tensor, Tensor, Tensor] | None = None,
-        window: tuple[Tensor, Tensor] | None = None,
-    ) -> tuple[Tensor, TokenHeads]:
-        """o [B, Hq, V] of a step, and what it was made of. For arguments see `LayerStep`."""
-        state = kept.state
-        assert state is not None
-        o, heads = step(x, projected, rotation, state, window)
-        self.remember(heads.router, None)
-        kept.write(state, 1, None)
-        return o, heads
 
     @staticmethod
     def _may_overwrite(state: Tensor | None, recording: bool) -> bool:

@@ -1,6 +1,5 @@
 """Stands in a checkpoint's code for what does not travel, since the same is computed without it: Triton kernels, steps
-of one token in few operators, backends that others are compared with, split and packed rows, and states that a server
-keeps.
+of one token in few operators, the definition, split and packed rows, and states that a server keeps.
 
 `remote_code` puts this file in their place; the package itself has them all.
 """
@@ -46,14 +45,7 @@ def has_kernels(*_: Any) -> bool:
     return False
 
 
-fuses = takes_steps = can_step = steps_by_head = has_kernels
-PLAIN_ATTENTION = ()
-
-
-class StepKeeper:
-    """Has no step to keep."""
-
-
+fuses = can_step = steps_by_head = has_kernels
 RoomyLayer = GrowingLayer
 
 

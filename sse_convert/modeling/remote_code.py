@@ -24,7 +24,6 @@ LEFT_OUT = (
     "modeling.document_attention",
     "modeling.generation",
     "modeling.roomy_keys",
-    "modeling.token_",
 )
 """beginnings of modules that do not travel; one file stands for them all"""
 STAND_IN = "modeling.left_out"

@@ -18,7 +18,6 @@ from sse_convert.errors import UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.modeling.compat import mark_static
 from sse_convert.modeling.layout import SequenceLayout
-from sse_convert.modeling.token_step import StepKeeper
 
 
 class CountingLayer(CacheLayerMixin):
@@ -169,7 +168,6 @@ class SSECacheLayer(LinearAttentionCacheLayerMixin, CountingLayer):
         CountingLayer.__init__(self, static_length=static_length)
         LinearAttentionCacheLayerMixin.__init__(self, number_of_states=1)
         self._past: list[tuple[int, Tensor, Replay]] = []
-        self.step = StepKeeper()
 
     @property
     def state(self) -> Tensor | None:

@@ -128,21 +128,6 @@ def used_partitions(e: Tensor, order: Tensor, shared: int | None, *, renormalise
     return (order, weight) if shared is None else (F.pad(order, (0, 1), value=shared), F.pad(weight, (0, 1), value=1.0))
 
 
-def step_partitions(
-    router_logits: Tensor, top_k: int, shared: int | None, *, renormalise: bool
-) -> tuple[Tensor, Tensor]:
-    """As `used_partitions`, of router logits [B, N] under softmax. One row, as `route` ranks it, is ranked in Python,
-    which takes less time than the operators do. For arguments see `best_partitions` and `used_partitions`."""
-    if len(router_logits) > 1 or renormalise:
-        e, order = best_partitions(router_logits, top_k)
-        return used_partitions(e, order, shared, renormalise=renormalise)
-    gate = torch.softmax(router_logits, -1)
-    [e] = gate.tolist()
-    best = sorted(range(len(e)), key=e.__getitem__, reverse=True)[:top_k]
-    last, weight = ([], []) if shared is None else ([shared], [1.0])
-    return torch.tensor([[*best, *last]]), torch.tensor([[*(e[i] for i in best), *weight]], dtype=gate.dtype)
-
-
 def mapped_keys(k: Tensor, k_map: KeyFeatureMap, k_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """phi(k) in `dtype` of keys [..., H, D] that k_scale [H] multiplies."""
     k = k.to(dtype)

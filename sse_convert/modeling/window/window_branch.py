@@ -12,22 +12,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.compat import cache_argument
-from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.modeling.layout import LAYOUT, SequenceLayout, handed_cache
+from sse_convert.modeling.layout import LAYOUT, SequenceLayout
 from sse_convert.modeling.projections import RotaryTables, projections
 from sse_convert.modeling.state_cache import SSECacheLayer
-from sse_convert.modeling.token_fold import PLAIN_ATTENTION
-from sse_convert.modeling.token_heads import TokenHeads
-from sse_convert.modeling.token_step import LayerStep
-from sse_convert.modeling.window.sliding import MASKS, mask_key, with_window
+from sse_convert.modeling.window.sliding import with_window
 from sse_convert.modeling.window.window_attention import head_order, use_window_attention
 
 _INITIALISED = "_is_hf_initialized"
@@ -123,9 +118,6 @@ class SSESlidingAttention(SSEAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """As that of `SSEAttention`; the window's mask comes with the other arguments, and padding is not zero."""
-        stepped = self._step_of_both(hidden_states, position_embeddings, sse_layout, kwargs)
-        if stepped is not None:
-            return stepped, None
         precise, source, projected = precise_dtype(hidden_states), self._source(sse_layout), None
         if source is not self:
             projected = self._own(projections(source, self.spec, self.source_dims, hidden_states.flatten(0, 1)))
@@ -150,57 +142,6 @@ class SSESlidingAttention(SSEAttention):
             return projected
         q, k, v = (self.order.apart(flat, -1)[1] for flat in projected)
         return q, k, v
-
-    def _step_of_both(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: RotaryTables | None,
-        layout: SequenceLayout | None,
-        kwargs: dict[str, Any],
-    ) -> Tensor | None:
-        """[B, 1, hidden] of one token of each row, whose q, k and v both branches share; None for what is not that. For
-        arguments see `forward`."""
-        key = mask_key(self.mixer.window, self.mixer.sinks)
-        if layout is None or layout.cache is None or kwargs.get(MASKS, {}).get(key, layout) is not None:
-            return None
-        if not isinstance(position_embeddings, tuple) or not self._is_plain():
-            return None
-        cache = handed_cache(kwargs, self.cache_argument, layout, self.layer_idx)
-        x, kept = layout.pack(hidden_states), cache.layers[self.layer_idx]
-        if (step := self.step(x, layout, kept.recurrent)) is None:
-            return None
-        shared, apart = (position_embeddings, None) if self.rotates else (None, position_embeddings)
-        o, made = self.stepped(step, x, shared, kept.recurrent, window=apart)
-        both = self._sum(step, o, x, self._window_of(made, kept))
-        projected: Tensor = getattr(self, self.spec.output)(both)
-        return projected.unsqueeze(1)
-
-    def _sum(self, step: LayerStep, o: Tensor, x: Tensor, window: Tensor) -> Tensor:
-        """`branch_sum` of a step's o [B, Hq, V] as [B, Hq * V], in few operators, in the dtype of x."""
-        precise, scale = precise_dtype(x), self.sse_window_scale
-        heads = o.to(precise)
-        heads = heads / torch.hypot(torch.linalg.vector_norm(heads, dim=-1, keepdim=True), step.floor)
-        gain, dim = self.sse_out_scale.to(precise).view(heads.shape[1:]), heads.shape[2]
-        scaled = window.to(precise) * scale.to(precise).unsqueeze(1)
-        return torch.addcmul(scaled, heads, gain, value=dim**0.5).flatten(1).to(x.dtype)
-
-    def _is_plain(self) -> bool:
-        """Whether the family's attention is what `_window_of` computes."""
-        known = self.spec.model_type in PLAIN_ATTENTION and not self.training
-        known = known and self.order is None and self.config.model._attn_implementation == "sdpa"
-        return known and current_shard() is None
-
-    def _window_of(self, heads: TokenHeads, kept: Any) -> Tensor:
-        """The window branch [B, Hq, D]."""
-        each, kv_heads = self.state_heads // self.dims.kv_heads, self.dims.kv_heads
-        assert heads.own is not None
-        q, k = heads.own.split_with_sizes([self.dims.query_heads, self.state_heads], 1)
-        v = heads.v.to(k.dtype)
-        if each > 1:
-            k, v = k[:, ::each], v[:, ::each]
-        keys, values = kept.update(k.unsqueeze(2), v.unsqueeze(2))
-        grouped = q.view(len(q), kv_heads, -1, q.shape[2])
-        return F.scaled_dot_product_attention(grouped, keys, values, scale=self.scaling).flatten(1, 2)
 
     def _source(self, layout: SequenceLayout | None) -> Any:
         """What both branches take their projections from: where nothing is packed or differentiated, each runs once."""
