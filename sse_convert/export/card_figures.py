@@ -7,7 +7,7 @@ from typing import Any
 from sse_convert.results.collect import STAGES, Evaluation, steps_in
 from sse_convert.results.figures.drawing import Drawing, styled
 from sse_convert.results.figures.evaluation import curves, heat_maps, resource_drawings
-from sse_convert.results.figures.training import loss_curves, router_drawings
+from sse_convert.results.figures.training import loss_curves
 
 FOLDER = "figures"
 STUDENT = "this model"
@@ -41,6 +41,4 @@ def _drawings(evaluation: dict[str, Any] | None, checkpoint: Path) -> Iterator[D
         yield from heat_maps(found)
         yield from resource_drawings(found)
     if checkpoint.parent.name.endswith(STAGES):
-        trained = [step for step in steps_in(checkpoint.parent) if step.metrics]
-        yield from loss_curves(trained)
-        yield from router_drawings(trained)
+        yield from loss_curves([step for step in steps_in(checkpoint.parent) if step.metrics])

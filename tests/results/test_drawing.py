@@ -3,7 +3,7 @@
 from sse_convert.results.collect import collect
 from sse_convert.results.figures.drawing import LONGEST_LABEL, plain, styled
 from sse_convert.results.figures.evaluation import curves, heat_maps, resource_drawings
-from sse_convert.results.figures.training import POINTS, averaged, loss_curves, router_drawings
+from sse_convert.results.figures.training import POINTS, averaged, loss_curves
 
 
 def test_held_out_text_is_drawn_beside_the_loss(made):
@@ -24,7 +24,6 @@ def test_a_run_is_drawn(made, tmp_path):
             *heat_maps(run.evaluation),
             *resource_drawings(run.evaluation),
             *loss_curves(run.trained),
-            *router_drawings(run.trained),
         ]
         for each in found:
             each.write_png(tmp_path / f"{each.name}.png")
@@ -32,7 +31,7 @@ def test_a_run_is_drawn(made, tmp_path):
     names = [each.name for each in found]
     assert names == [
         *("loss-by-context", "needles-by-length", "needles-number-1", "cache-by-length", "speed-by-length"),
-        *("loss-02-align", "loss-03-distill", "router-entropy", "routing-at-the-end"),
+        *("loss-02-align", "loss-03-distill"),
     ]
 
 

@@ -1,15 +1,12 @@
-"""Figures of training: loss of each stage, and what the routers do meanwhile."""
+"""Figures of training: the loss of each stage."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sse_convert.report import format_number
 from sse_convert.results.collect import RunStep
 from sse_convert.results.figures.curves import COLOURS
-from sse_convert.results.figures.drawing import Drawing, legend_above, new_figure, plain
-from sse_convert.results.figures.router_load import router_load
-from sse_convert.training.metrics import DEAD_SHARE
+from sse_convert.results.figures.drawing import Drawing, legend_above, new_figure
 
 POINTS = 200
 """of a curve; longer logs are averaged"""
@@ -27,33 +24,6 @@ def loss_curves(steps: Sequence[RunStep]) -> Iterator[Drawing]:
     for step in steps:
         if any(record["loss"] is not None for record in step.metrics):
             yield _loss(step)
-
-
-def router_drawings(steps: Sequence[RunStep]) -> Iterator[Drawing]:
-    """Entropy of the load through training, and the load at its end; nothing without routers.
-
-    Args:
-        steps: training stages, in order.
-    """
-    if layers := _last_routers(steps):
-        yield _entropy(steps)
-        yield Drawing(
-            name="routing-at-the-end",
-            title="Router load at the end of training",
-            about="Load of each partition by layer, on the last batch that was looked at, and its entropy. "
-            "Where keys choose: of each head's partitions from the busiest, mean of the heads.",
-            figure=router_load(layers),
-        )
-
-
-def _last_routers(steps: Sequence[RunStep]) -> list[dict[str, Any]]:
-    """The newest look at the routers, layer by layer, as `router_load` takes it; empty where training logged none.
-
-    Args:
-        steps: training stages, in order.
-    """
-    looks = [record["routers"] for step in steps for record in step.metrics if "routers" in record]
-    return [_router(int(index), router) for index, router in looks[-1].items()] if looks else []
 
 
 def averaged(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[float], list[float], int]:
@@ -108,32 +78,3 @@ def _kind(step: RunStep) -> str:
 
 def _identifier(step: RunStep) -> str:
     return "".join(c if c.isalnum() else "-" for c in step.folder.name)
-
-
-def _entropy(steps: Sequence[RunStep]) -> Drawing:
-    figure, (axis,) = new_figure()
-    start = 0
-    for i, step in enumerate(steps):
-        looks = [record for record in step.metrics if record.get("load_entropy") is not None]
-        x = [start + record["tokens"] for record in looks]
-        colour = COLOURS[1 + i % 6]
-        axis.plot(x, [record["load_entropy"] for record in looks], color=colour, label=plain(step.name))
-        dead = [(t, record["load_entropy"]) for t, record in zip(x, looks, strict=True) if record["dead_partitions"]]
-        axis.plot([t for t, _ in dead], [y for _, y in dead], "x", color=COLOURS[0], markersize=5)
-        start += step.metrics[-1]["tokens"] if step.metrics else 0
-    axis.set(xlabel="tokens over all stages", ylabel="entropy of the load (1: even)", ylim=(0, 1.02))
-    axis.xaxis.set_major_formatter(lambda tokens, _: format_number(tokens))
-    axis.grid(alpha=0.5)
-    legend_above(axis)
-    return Drawing(
-        name="router-entropy",
-        title="Router load through training",
-        about="Mean over layers; a cross marks a look at which a partition was dead (under 1% of an even load).",
-        figure=figure,
-    )
-
-
-def _router(index: int, router: Mapping[str, Any]) -> dict[str, Any]:
-    load = router["load"]
-    dead = [i for i, share in enumerate(load) if share < DEAD_SHARE / len(load)]
-    return {"index": index, "load": load, "entropy": router["entropy"] / math.log(len(load)), "dead": dead}
