@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert import __version__
-from sse_convert.machine_speed import small_calls, time_calls
 from sse_convert.modeling.tried import TRIED, installed_version, newer_than_tried
 from sse_convert.report import format_bytes, json_ready
 
@@ -19,10 +18,15 @@ SUPPORTED = {"torch": ((2, 11), (3, 0)), "transformers": ((5, 17), (6, 0)), "acc
 if sys.platform == "linux":
     SUPPORTED["triton"] = (3, 6), (4, 0)
 REQUIRED = (*SUPPORTED, "peft", "safetensors", "huggingface_hub", "datasets", "typer", "matplotlib", "jinja2")
+LOOK_SECONDS = 0.5
+"""in which cores are watched"""
+CPU_TIME = Path("/sys/fs/cgroup/cpu.max")
+"""what Linux says of a container's time: microseconds, or max, and of how many"""
+MANY = 1.5
+"""threads to an idle core that are too many"""
 OPTIONAL = {
     "lm-eval": "eval: language-model-evaluation-harness",
     "wonderwords": "eval: word lists of lm-eval's RULER tasks",
-    "mlflow": "train: MLflow tracker",
 }
 
 
@@ -46,8 +50,8 @@ class DoctorReport:
     """in the working folder"""
     hub_login: bool
     """whether a hub token is stored or in the environment (the token itself is never shown)"""
-    milliseconds: dict[str, float]
-    """what was timed -> the median of three"""
+    idle_cores: int
+    """that other programs leave to this one, within its limits"""
     newer: list[str]
     """what is newer than the versions that this package was tried with"""
     problems: list[str]
@@ -65,7 +69,8 @@ class DoctorReport:
             for device in self.devices
         ]
         return [
-            f"{self.platform}, {self.cpu_threads} threads, {format_bytes(self.disk_free_bytes)} free here",
+            f"{self.platform}, {self.cpu_threads} threads, idle cores: {self.idle_cores}, "
+            f"{format_bytes(self.disk_free_bytes)} free here",
             "versions",
             *(f"  {name:<{width}}  {version or 'MISSING'}{_tried(name)}" for name, version in self.versions.items()),
             "optional packages",
@@ -77,8 +82,6 @@ class DoctorReport:
             *(devices or ["  no GPU: everything runs on the CPU"]),
             "operator backends",
             *(f"  {name:<{width}}  {state}" for name, state in self.backends.items()),
-            "speed, on the first device",
-            *(f"  {took:9.1f} ms  {what}" for what, took in self.milliseconds.items()),
             f"hub login: {'yes' if self.hub_login else 'no (push and gated models need it: run `hf auth login`)'}",
             *(f"not tried: {version}" for version in self.newer),
             *(f"PROBLEM: {problem}" for problem in self.problems),
@@ -87,32 +90,43 @@ class DoctorReport:
 
 
 def diagnose() -> DoctorReport:
-    """Look around and time a few calls, for some ten seconds. Changes nothing."""
+    """Look around. Changes nothing."""
     versions: dict[str, str | None] = {"python": platform.python_version(), "sse-convert": __version__}
     versions |= {name: installed_version(name) for name in REQUIRED}
     have_torch = versions["torch"] is not None
-    milliseconds, slow = time_machine() if have_torch else ({}, [])
+    threads, idle = _threads() if have_torch else os.cpu_count() or 1, idle_cores()
+    devices = _devices() if have_torch else []
     return DoctorReport(
         versions=versions,
         optional={name: installed_version(name) for name in OPTIONAL},
         platform=f"{platform.system()} {platform.machine()}",
-        cpu_threads=_threads() if have_torch else os.cpu_count() or 1,
-        devices=_devices() if have_torch else [],
+        cpu_threads=threads,
+        devices=devices,
         backends=_backends() if have_torch else {},
         disk_free_bytes=shutil.disk_usage(Path.cwd()).free,
         hub_login=versions["huggingface_hub"] is not None and _hub_login(),
-        milliseconds=milliseconds,
+        idle_cores=idle,
         newer=newer_than_tried(),
-        problems=[*_problems(versions), *slow],
+        problems=[*_problems(versions), *([] if devices else thread_problems(threads, idle))],
     )
 
 
-def time_machine() -> tuple[dict[str, float], list[str]]:
-    """Milliseconds of small calls on the first device, and what is slower there than it should be."""
-    import torch
+def idle_cores() -> int:
+    """Cores that other programs leave to this one, at least 1: of those that it may run on, and no more than the time
+    that a container gives it."""
+    import psutil
 
-    on_gpu = torch.cuda.is_available()
-    return time_calls(small_calls("cuda" if on_gpu else "cpu"), 1 if on_gpu else torch.get_num_threads())
+    idle: int = round(sum(100 - used for used in psutil.cpu_percent(LOOK_SECONDS, percpu=True)) / 100)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, period = (CPU_TIME.read_text(encoding="ascii").split() if CPU_TIME.is_file() else ("max", ""))[:2]
+    return max(1, min(idle, allowed, allowed if quota == "max" else int(quota) // int(period)))
+
+
+def thread_problems(threads: int, idle: int) -> list[str]:
+    """A problem where threads wait for each other: torch takes more of them than there are cores."""
+    if threads < MANY * idle:
+        return []
+    return [f"more threads ({threads}) than idle cores ({idle}), so that they wait. Set OMP_NUM_THREADS={idle}"]
 
 
 def _tried(name: str) -> str:

@@ -38,7 +38,6 @@ ROOMS = [
     "results",
     "export",
     "pipeline",
-    "machine_speed",
     "doctor",
     "api",
     "cli",

@@ -527,8 +527,7 @@ def test_doctor(capsys, monkeypatch):
     if not torch.cuda.is_available():
         assert result["backends"]["triton"] == "not available: there is no CUDA device"
     assert result["hub_login"] is True
-    assert len(result["milliseconds"]) >= 2
-    assert all(0 < value < 60_000 for value in result["milliseconds"].values())
+    assert 1 <= result["idle_cores"] <= (os.cpu_count() or 1)
     assert "hf_secret" not in json.dumps(answer)
 
 

@@ -58,7 +58,6 @@ def test_a_newer_one_is_warned_of_once_on_converting(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("newer")
 def test_the_doctor_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sse_convert.doctor.time_machine", lambda: ({}, []))
     report = diagnose()
     (found,) = report.newer
     assert found.startswith("transformers ")
