@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sse_convert.surgery.plan_report import Plan
 
 
-def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pickle: bool = False) -> "Plan":
+def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None) -> "Plan":
     """What a recipe does to its model, and what it costs: layers, memory, GPU hours.
 
     Of a model it reads configs and headers only; local text of up to 64 MiB it reads as `run` would, for its warnings.
@@ -27,7 +27,6 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pi
     Args:
         recipe: a recipe, a recipe file, or the name of a packaged recipe.
         overrides: `a.b=c` assignments (for a file or a name).
-        allow_pickle: accept a teacher in pickle format (it can run code; trust its author).
 
     Raises:
         RecipeError: the recipe is malformed or does not fit the model.
@@ -39,7 +38,7 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, allow_pi
     from sse_convert.surgery.plan import make_plan
     from sse_convert.surgery.text_notes import text_notes
 
-    made = make_plan(recipe, allow_pickle=allow_pickle, cpu=cpu_alone())
+    made = make_plan(recipe, cpu=cpu_alone())
     return dc.replace(made, command=command, notes=[*made.notes, *text_notes(recipe.data)])
 
 
@@ -113,7 +112,6 @@ def convert(
     link: Literal["auto", "hard", "copy"] = "auto",
     check: bool = False,
     defer_digests: bool = False,
-    allow_pickle: bool = False,
 ) -> "ConvertReport":
     """Make the hybrid checkpoint: the teacher's shards copied or linked, one shard of new tensors, config, code.
 
@@ -127,8 +125,6 @@ def convert(
             links wherever it can, so that an edit of the result changes the teacher; copy links nothing.
         check: stream every shard first: NaN, Inf.
         defer_digests: do not read the teacher's shards for their SHA-256; manifest.json says which ones lack it.
-        allow_pickle: accept a teacher in pickle format (it can run code; trust its author); its weights are stored as
-            safetensors.
 
     Raises:
         RecipeError: the recipe is malformed or does not fit the model.
@@ -142,7 +138,7 @@ def convert(
 
     check_output(out)
     chosen = is_open(recipe)
-    teacher = open_teacher(recipe.model, recipe.revision, allow_pickle=allow_pickle and not chosen)
+    teacher = open_teacher(recipe.model, recipe.revision)
     if chosen:
         from sse_convert.selection.automatic import choose_for_conversion
 

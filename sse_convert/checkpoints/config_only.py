@@ -17,19 +17,18 @@ NOWHERE = "none"
 """shard of a tensor that exists by its shape alone"""
 
 
-def open_for_planning(source: str | Path, revision: str | None = None, *, allow_pickle: bool = False) -> Teacher:
+def open_for_planning(source: str | Path, revision: str | None = None) -> Teacher:
     """A teacher to plan with: as `open_teacher`, or by its config.json where there are no weights.
 
     Args:
         source: local folder, or hub id.
         revision: hub branch, tag or commit.
-        allow_pickle: also open pickled checkpoints.
 
     Raises:
         CheckpointError: see `open_teacher`; having no weights is no fault here.
         HubError: the hub refused or cannot be reached, and its cache has no config.json.
     """
-    files = open_checkpoint(source, revision, allow_pickle=allow_pickle, config_enough=True)
+    files = open_checkpoint(source, revision, config_enough=True)
     return as_teacher(files if files.tensors else with_shapes(files))
 
 

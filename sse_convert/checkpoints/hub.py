@@ -126,13 +126,13 @@ def download_small(files: Listing) -> Path:
     return _download(files.repo_id, files.revision, SMALL_PATTERNS)
 
 
-def download_snapshot(repo_id: str, revision: str | None, *, with_pickles: bool) -> Path:
-    """Download the weights (`model*.safetensors`, pickles on request) and the small files; the snapshot folder.
+def download_snapshot(repo_id: str, revision: str | None) -> Path:
+    """Download the weights (`model*.safetensors`) and the small files; the snapshot folder.
 
     Raises:
         HubError: see `listing`.
     """
-    return _download(repo_id, revision, (*SMALL_PATTERNS, *WEIGHT_PATTERNS, *(PICKLE_PATTERNS if with_pickles else ())))
+    return _download(repo_id, revision, (*SMALL_PATTERNS, *WEIGHT_PATTERNS))
 
 
 def _download(repo_id: str, revision: str | None, patterns: tuple[str, ...]) -> Path:

@@ -38,8 +38,6 @@ class CheckpointFiles:
     """every tensor by name"""
     shard_bytes: dict[str, int]
     """size of each shard"""
-    pickles: tuple[str, ...] = ()
-    """pickle files the tensors are in; empty for safetensors"""
 
     @property
     def index(self) -> dict[str, str]:
@@ -68,24 +66,21 @@ class CheckpointFiles:
         return sum(info.numel for info in self.tensors.values())
 
 
-def open_checkpoint(
-    source: str | Path, revision: str | None = None, *, allow_pickle: bool = False, config_enough: bool = False
-) -> CheckpointFiles:
+def open_checkpoint(source: str | Path, revision: str | None = None, *, config_enough: bool = False) -> CheckpointFiles:
     """Read the small files and headers of a checkpoint.
 
     Args:
         source: local folder, or hub id. A path that exists is a folder.
         revision: hub branch, tag or commit.
-        allow_pickle: also open `.bin` and `.pt` checkpoints (shapes only, with `weights_only=True`).
         config_enough: also open what has a config.json and no weights; the result has no tensors then.
 
     Raises:
-        CheckpointError: missing folder, config or shard; damaged shard or index; pickle weights without `allow_pickle`.
+        CheckpointError: missing folder, config or shard; damaged shard or index; weights that are pickles.
         HubError: the hub refused or cannot be reached.
     """
     folder = source_path(source)
     if folder.is_dir():
-        return _open_folder(str(source), folder, None, allow_pickle, config_enough)
+        return _open_folder(str(source), folder, None, config_enough)
     if folder.exists():
         raise CheckpointError(
             f"{source} is a file",
@@ -98,7 +93,7 @@ def open_checkpoint(
             expected="a folder with config.json and safetensors, or a hub id such as Qwen/Qwen3-0.6B",
             fix="correct the path (model: or teacher: of a recipe); it starts at the folder that the command runs in",
         )
-    return _open_hub(str(source), revision, allow_pickle, config_enough)
+    return _open_hub(str(source), revision, config_enough)
 
 
 def whole_checkpoint(source: str | Path, revision: str | None = None) -> CheckpointFiles:
@@ -132,7 +127,7 @@ def source_path(source: str | Path) -> Path:
         ) from error
 
 
-def download(files: CheckpointFiles, *, allow_pickle: bool = False) -> CheckpointFiles:
+def download(files: CheckpointFiles) -> CheckpointFiles:
     """The checkpoint with all of its files on this machine; a local one is returned as it is.
 
     Raises:
@@ -140,8 +135,8 @@ def download(files: CheckpointFiles, *, allow_pickle: bool = False) -> Checkpoin
     """
     if not files.remote:
         return files
-    folder = hub.download_snapshot(files.name, files.revision, with_pickles=allow_pickle)
-    return _open_folder(files.name, folder, files.revision, allow_pickle)
+    folder = hub.download_snapshot(files.name, files.revision)
+    return _open_folder(files.name, folder, files.revision)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -175,9 +170,7 @@ def _flag_for_number(data: dict[str, Any]) -> str | None:
     return next(own, None) or next(filter(None, map(_flag_for_number, inner)), None)
 
 
-def _open_folder(
-    name: str, folder: Path, revision: str | None, allow_pickle: bool, config_enough: bool = False
-) -> CheckpointFiles:
+def _open_folder(name: str, folder: Path, revision: str | None, config_enough: bool = False) -> CheckpointFiles:
     config = read_config(folder)
     for beside in ("generation_config.json", "tokenizer_config.json"):
         if (folder / beside).is_file():
@@ -186,7 +179,7 @@ def _open_folder(
         return CheckpointFiles(name=name, folder=folder, revision=revision, config=config, tensors={}, shard_bytes={})
     shards = _shards(folder)
     if not shards:
-        return _open_pickles(name, folder, revision, config, allow_pickle)
+        raise _no_weights(folder)
     tensors: dict[str, TensorInfo] = {}
     for shard in shards:
         for tensor, info in read_header(folder / shard).items():
@@ -266,44 +259,27 @@ def _check_index(path: Path, weight_map: dict[str, str], tensors: dict[str, Tens
         )
 
 
-def _open_pickles(
-    name: str, folder: Path, revision: str | None, config: dict[str, Any], allow_pickle: bool
-) -> CheckpointFiles:
-    found: dict[str, int] = {}
-    for pattern in _PICKLE_PATTERNS:
-        found = found or {path.name: path.stat().st_size for path in sorted(folder.glob(pattern)) if path.is_file()}
-    if not found:
-        raise CheckpointError(
-            f"{folder} holds no weights",
-            expected=f"{SINGLE}, or {INDEX} and its shards",
-            fix="download the checkpoint again",
-        )
-    if not allow_pickle:
-        raise no_pickle(str(folder), list(found))
-    from sse_convert.checkpoints.pickles import pickle_headers
-
-    tensors = pickle_headers([folder / file for file in found])
-    return CheckpointFiles(
-        name=name,
-        folder=folder,
-        revision=revision,
-        config=config,
-        tensors=tensors,
-        shard_bytes=found,
-        pickles=tuple(found),
+def _no_weights(folder: Path) -> CheckpointError:
+    """The error of a folder without safetensors."""
+    if found := sorted({path.name for pattern in _PICKLE_PATTERNS for path in folder.glob(pattern) if path.is_file()}):
+        return _no_pickle(str(folder), found)
+    return CheckpointError(
+        f"{folder} holds no weights",
+        expected=f"{SINGLE}, or {INDEX} and its shards",
+        fix="download the checkpoint again",
     )
 
 
-def no_pickle(where: str, files: list[str]) -> CheckpointError:
-    """The refusal of a checkpoint whose weights are pickled."""
+def _no_pickle(where: str, files: list[str]) -> CheckpointError:
+    """The refusal of a checkpoint whose weights are pickled; transformers reads tensors alone from them."""
     return CheckpointError(
         f"{where} holds its weights as pickles ({', '.join(files[:3])})",
         expected="safetensors: a pickle can run code when it is loaded",
-        fix="use a safetensors version, or give --allow-pickle (read with weights_only=True, stored as safetensors)",
+        fix="use a safetensors version, or make one with transformers: from_pretrained(...).save_pretrained(FOLDER)",
     )
 
 
-def _open_hub(repo_id: str, revision: str | None, allow_pickle: bool, config_enough: bool) -> CheckpointFiles:
+def _open_hub(repo_id: str, revision: str | None, config_enough: bool) -> CheckpointFiles:
     """The hub at its current commit; the local cache alone when the hub cannot be reached."""
     try:
         listing = hub.listing(repo_id, revision)
@@ -312,15 +288,15 @@ def _open_hub(repo_id: str, revision: str | None, allow_pickle: bool, config_eno
         enough = cached is not None and (_is_complete(cached) or (config_enough and (cached / CONFIG).is_file()))
         if cached is None or not enough:
             raise
-        return _open_folder(repo_id, cached, cached.name, allow_pickle, config_enough)
+        return _open_folder(repo_id, cached, cached.name, config_enough)
     cached = hub.cached(repo_id, listing.commit)
     if cached is not None and _is_complete(cached):
-        return _open_folder(repo_id, cached, listing.commit, allow_pickle)
+        return _open_folder(repo_id, cached, listing.commit)
     if not listing.has_safetensors:
-        if (pickles := listing.pickles()) and not allow_pickle:
-            raise no_pickle(repo_id, pickles)
-        folder = hub.download_snapshot(repo_id, revision, with_pickles=True)
-        return _open_folder(repo_id, folder, folder.name, allow_pickle, config_enough)
+        if pickles := listing.pickles():
+            raise _no_pickle(repo_id, pickles)
+        folder = hub.download_snapshot(repo_id, revision)
+        return _open_folder(repo_id, folder, folder.name, config_enough)
     folder = hub.download_small(listing)
     config = read_config(folder)
     weight_map = _weight_map(folder / INDEX) if (folder / INDEX).is_file() and SINGLE not in listing.sizes else {}

@@ -101,7 +101,7 @@ class Teacher(SourceModel):
         return self.stored(f"{self.spec.backbone}.{self.spec.embeddings}.weight")
 
 
-def open_teacher(source: str | Path, revision: str | None = None, *, allow_pickle: bool = False) -> Teacher:
+def open_teacher(source: str | Path, revision: str | None = None) -> Teacher:
     """Open a checkpoint for conversion.
 
     Raises:
@@ -109,7 +109,7 @@ def open_teacher(source: str | Path, revision: str | None = None, *, allow_pickl
             head than the language-model head, or config, tensors and tokenizer that do not fit together.
         HubError: the hub refused or cannot be reached.
     """
-    return as_teacher(open_checkpoint(source, revision, allow_pickle=allow_pickle))
+    return as_teacher(open_checkpoint(source, revision))
 
 
 def as_teacher(files: CheckpointFiles) -> Teacher:

@@ -29,7 +29,6 @@ from sse_convert.checkpoints.output_folder import (
     new_folder,
     place,
 )
-from sse_convert.checkpoints.pickles import write_safetensors
 from sse_convert.checkpoints.provenance import Provenance, TeacherShard
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, Layout, read_header, write_shard
 from sse_convert.checkpoints.teacher import SourceModel, Teacher, as_teacher, open_teacher
@@ -157,7 +156,7 @@ def convert_layers(
     """
     warn_of_newer()
     unused = check_complete(teacher)
-    teacher = as_teacher(download(teacher.files, allow_pickle=bool(teacher.files.pickles)))
+    teacher = as_teacher(download(teacher.files))
     files = teacher.files
     layout = new_layout(teacher, names, mixers)
     with new_folder(out) as folder:
@@ -220,10 +219,10 @@ def fresh_tensors(
 
 def _copied_bytes(files: CheckpointFiles, folder: Path, link: Link) -> int:
     """Bytes of the teacher's shards that will take room of their own in `folder`."""
-    if not files.pickles and (link == "hard" or can_clone(files.folder / CONFIG, folder)):
+    if link == "hard" or can_clone(files.folder / CONFIG, folder):
         return 0
     linked = [shard for shard in files.shard_bytes if link == "auto" and cached_blob(files.folder / shard)]
-    return sum(size for shard, size in files.shard_bytes.items() if files.pickles or shard not in linked)
+    return sum(size for shard, size in files.shard_bytes.items() if shard not in linked)
 
 
 def _known_records(
@@ -244,7 +243,7 @@ def _known_records(
     records = {name: FileRecord((folder / name).stat().st_size, digest) for name, digest in digests.items()}
     for name, (source, _) in placed.items():
         size, blob = (folder / name).stat().st_size, cached_blob(files.folder / source)
-        if not files.pickles and blob is not None and len(blob.name) == SHA256_DIGITS:
+        if blob is not None and len(blob.name) == SHA256_DIGITS:
             if digests.get(name, blob.name) != blob.name:
                 raise CheckpointError(
                     f"shard {source} of {files.name} in the hub's cache has SHA-256 {digests[name]}",
@@ -259,9 +258,6 @@ def _known_records(
 
 def _place_teacher(files: CheckpointFiles, folder: Path, link: Link) -> dict[str, tuple[str, Placed]]:
     """Bring the teacher's shards in; name in `folder` -> (name in the teacher's folder, what was done)."""
-    if files.pickles:
-        written = write_safetensors([files.folder / name for name in files.pickles], folder)
-        return {name: (source, "copy") for name, source in zip(written, files.pickles, strict=True)}
     placed: dict[str, tuple[str, Placed]] = {}
     with progress("teacher shards", len(files.shard_bytes)) as bar:
         for shard in files.shard_bytes:

@@ -30,13 +30,12 @@ from sse_convert.surgery.speed import nearest_speed, training_flops
 from sse_convert.surgery.stage_memory import compiles_layers, stage_memory, still_the_teachers, trained_parameters
 
 
-def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: bool = False, cpu: bool = False) -> Plan:
+def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, cpu: bool = False) -> Plan:
     """Plan a recipe. Opens the teacher by config and headers, or by config alone, unless one is given.
 
     Args:
         recipe: what to do.
         teacher: an opened teacher (`open_for_planning`).
-        allow_pickle: also open pickled checkpoints.
         cpu: it is to run on this machine's CPU.
 
     Raises:
@@ -44,7 +43,7 @@ def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, allow_pickle: b
         CheckpointError: the teacher cannot be converted.
         HubError: the hub refused or cannot be reached.
     """
-    teacher = teacher or open_for_planning(recipe.model, recipe.revision, allow_pickle=allow_pickle)
+    teacher = teacher or open_for_planning(recipe.model, recipe.revision)
     draft = draft_recipe(recipe, teacher.num_layers, teacher.separable_heads)
     names, mixers = resolve(draft, teacher.num_layers)
     check_fit(draft, teacher, mixers)
@@ -285,8 +284,4 @@ def _notes(recipe: Recipe, teacher: Teacher, names: list[str], mixers: Mixers) -
         )
     if not has_weights(teacher.files):
         notes.append(f"{teacher.files.name} holds no weights: sizes are those that its config.json calls for")
-    if teacher.files.pickles:
-        notes.append(
-            f"weights are pickles ({', '.join(teacher.files.pickles[:3])}); conversion stores them as safetensors"
-        )
     return notes

@@ -278,23 +278,6 @@ def test_names_without_the_backbone(tmp_path):
     assert all(name.startswith("h.") for name in load_file(tmp_path / "out" / NEW_SHARD))
 
 
-def test_pickles_become_safetensors(tmp_path):
-    source = save_source(tmp_path / "teacher", shard_size="5GB")
-    state = load_file(source / "model.safetensors")
-    (source / "model.safetensors").unlink()
-    torch.save(state, source / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="weights as pickles"):
-        convert_checkpoint(recipe(source), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    report = convert_checkpoint(
-        recipe(source), tmp_path / "out", teacher=open_teacher(source, allow_pickle=True), check=True
-    )
-    assert report.teacher_shards == {ONLY_SHARD: "copy"}
-    assert not list((tmp_path / "out").glob("*.bin"))
-    loaded = load_pretrained(tmp_path / "out").state_dict()
-    assert all(torch.equal(loaded[name], value) for name, value in state.items())
-
-
 @pytest.mark.parametrize("failing", ["write_shard", "write_index", "write_remote_code", "copy_auxiliary_files"])
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
 def test_interrupted_or_out_of_space_leaves_nothing(teacher, tmp_path, monkeypatch, failing, failure):
