@@ -110,7 +110,7 @@ class Stage:
     """processes that hold a row together, each with its part of the tokens, for rows that one GPU cannot hold; under
     FSDP2, at most one process per query head"""
     checkpoint_steps: Auto | Count = "auto"
-    """optimizer steps between checkpoints. auto, and besides: one every two minutes, or less often where that takes more
+    """optimizer steps between checkpoints; auto, and besides: one every two minutes, less often where that takes more
     than 5% of the time"""
 
 
