@@ -16,7 +16,7 @@ from tests.training.test_resume import Killed, same, steps_then
 CONSTANT = {"min_lr": 1.0, "checkpoint_steps": 2}
 
 
-@pytest.mark.parametrize("name", ["align", "distill", "uptrain"])
+@pytest.mark.parametrize("name", ["align", "distill"])
 def test_a_constant_rate_goes_on_as_if_the_budget_had_been_larger_from_the_start(train, capsys, tmp_path, name):
     whole, _ = train(name, "whole", tokens=768, **CONSTANT)
     first, _ = train(name, "grown", tokens=384, **CONSTANT)
