@@ -124,7 +124,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = True) -> RunReport:
             folder = target
         figures = _measure(recipe, folder, steps)
         _export(recipe, folder, figures, steps)
-    verdict = None if figures is None else model_verdict(read_evaluation(figures).data)
+    verdict = None if figures is None else model_verdict(read_evaluation(figures))
     result = RunReport(out=str(steps.out), steps=tuple(steps.done), verdict=verdict, warnings=tuple(warnings))
     _require_sound(result, steps)
     return result

@@ -38,7 +38,7 @@ from sse_convert.checkpoints.load_model import load_model, load_tokenizer  # noq
 from sse_convert.data.needle import load_words  # noqa: E402
 from sse_convert.evaluation.intervals import wilson  # noqa: E402
 from sse_convert.inference.cuda_graphs import graphed  # noqa: E402
-from sse_convert.results.figures.curves import blank_figure  # noqa: E402
+from sse_convert.results.figures.drawing import blank_figure  # noqa: E402
 
 DIGITS = 7
 GROUP = 8

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sse_convert.results.collect import STAGES, Evaluation, steps_in
+from sse_convert.results.collect import STAGES, steps_in
 from sse_convert.results.figures.drawing import Drawing, styled
 from sse_convert.results.figures.evaluation import curves, heat_maps, resource_drawings
 from sse_convert.results.figures.training import loss_curves
 
 FOLDER = "figures"
-STUDENT = "this model"
 
 
 def write_pictures(evaluation: dict[str, Any] | None, checkpoint: Path, folder: Path) -> list[tuple[str, str]]:
@@ -36,9 +35,8 @@ def write_pictures(evaluation: dict[str, Any] | None, checkpoint: Path, folder: 
 
 def _drawings(evaluation: dict[str, Any] | None, checkpoint: Path) -> Iterator[Drawing]:
     if evaluation is not None:
-        found = Evaluation(label=STUDENT, path=Path(), data=evaluation)
-        yield from curves(found)
-        yield from heat_maps(found)
-        yield from resource_drawings(found)
+        yield from curves(evaluation)
+        yield from heat_maps(evaluation)
+        yield from resource_drawings(evaluation)
     if checkpoint.parent.name.endswith(STAGES):
         yield from loss_curves([step for step in steps_in(checkpoint.parent) if step.metrics])

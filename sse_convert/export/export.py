@@ -210,4 +210,4 @@ def _figures(folder: Path, evaluation: dict[str, Any] | Path | None) -> dict[str
     path = evaluation or folder / EVALUATION
     if evaluation is None and not path.is_file():
         return None
-    return read_evaluation(path).data
+    return read_evaluation(path)

@@ -224,7 +224,7 @@ def check_quality(folder: Path, *, anyway: bool) -> tuple[str, ...]:
     remarks += _changed(folder, scan.digests, anyway=anyway)
     if not (folder / EVALUATION).is_file():
         return (*remarks, f"nothing was measured: {folder} has no {EVALUATION}")
-    verdict = model_verdict(read_evaluation(folder / EVALUATION).data)
+    verdict = model_verdict(read_evaluation(folder / EVALUATION))
     if not anyway:
         verdict.require_sound(fix)
     return (*remarks, verdict.line())

@@ -37,18 +37,6 @@ class RunStep:
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """A report of `eval`."""
-
-    label: str
-    """what the measured model is called in tables"""
-    path: Path
-    """the JSON file"""
-    data: dict[str, Any]
-    """its content"""
-
-
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """Everything known about a run, or about a checkpoint alone."""
 
@@ -60,7 +48,7 @@ class Run:
     """in order"""
     model: "InspectReport | None"
     """the newest checkpoint"""
-    evaluation: Evaluation | None
+    evaluation: dict[str, Any] | None
     """of the result, None where nothing was measured"""
 
     @property
@@ -102,13 +90,13 @@ def collect(path: str | Path) -> Run:
     )
 
 
-def read_evaluation(path: Path, label: str = "student") -> Evaluation:
-    """A report of `eval`.
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """A report of `eval`, as `evaluation.report` describes it.
 
     Raises:
         CheckpointError: the file is damaged, of another version, or something else.
     """
-    return Evaluation(label=label, path=path, data=read_json(path, EVALUATION, schema=evaluation_report.SCHEMA))
+    return read_json(path, EVALUATION, schema=evaluation_report.SCHEMA)
 
 
 def _out(path: Path) -> Path:
@@ -168,6 +156,6 @@ def _checkpoint(out: Path, steps: tuple[RunStep, ...]) -> Path | None:
     return next((folder for folder in candidates if (folder / CONFIG).is_file()), None)
 
 
-def _evaluation(out: Path, steps: tuple[RunStep, ...]) -> Evaluation | None:
+def _evaluation(out: Path, steps: tuple[RunStep, ...]) -> dict[str, Any] | None:
     folders = [*(step.folder for step in steps if step.name == "eval"), out]
     return next((read_evaluation(path) for f in folders if (path := f / EVALUATION_FILE).is_file()), None)

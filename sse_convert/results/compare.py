@@ -1,14 +1,14 @@
 """`compare`: several runs, checkpoints or evaluations in one table."""
 
 import dataclasses as dc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sse_convert.errors import UsageError
 from sse_convert.evaluation.report import EVALUATION_FILE
 from sse_convert.results.board import Board, make_board
-from sse_convert.results.collect import Evaluation, Run, collect, read_evaluation
+from sse_convert.results.collect import Run, collect, read_evaluation
 from sse_convert.results.scores import (
     DECODE,
     PREFILL,
@@ -29,13 +29,13 @@ class ComparedSource:
 
     run: Run | None
     """a run or checkpoint; None for an evaluation file"""
-    evaluation: Evaluation | None
+    evaluation: dict[str, Any] | None
     """what was measured, None where nothing was"""
 
     def teachers(self) -> Iterator[str]:
         """Folder name of the model it was made from, as far as it is known; of a run, and of its evaluation."""
         if self.evaluation is not None:
-            yield Path(self.evaluation.data["teacher"]["name"]).name
+            yield Path(self.evaluation["teacher"]["name"]).name
         if self.run is not None and self.run.model is not None and self.run.model.base_model:
             yield Path(self.run.model.base_model).name
 
@@ -157,8 +157,8 @@ def differences(names: Sequence[str], sources: Sequence[ComparedSource]) -> tupl
     )
 
 
-def _settings(evaluation: Evaluation) -> dict[str, str]:
-    scores, c = evaluation.data["student"], evaluation.data["conditions"]
+def _settings(evaluation: Mapping[str, Any]) -> dict[str, str]:
+    scores, c = evaluation["student"], evaluation["conditions"]
 
     def each(part: str, key: str) -> str:
         return ", ".join(map(str, sorted({entry[key] for entry in scores[part]}))) or "none"

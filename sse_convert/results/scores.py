@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from sse_convert.evaluation.intervals import Z95, share_interval
 from sse_convert.report import format_bytes, format_number
-from sse_convert.results.collect import Evaluation, Run
+from sse_convert.results.collect import Run
 
 Conditions = tuple[tuple[str, str], ...]
 """names and values of what a figure depends on"""
@@ -65,14 +65,14 @@ class Measure:
     """what it can only be compared under"""
 
 
-def model_measures(evaluation: Evaluation, which: Literal["teacher", "student"]) -> Iterator[Measure]:
+def model_measures(evaluation: Mapping[str, Any], which: Literal["teacher", "student"]) -> Iterator[Measure]:
     """What was measured on the teacher or the student alone.
 
     Args:
         evaluation: the report.
         which: the model.
     """
-    scores = evaluation.data[which]
+    scores = evaluation[which]
     text = _text(evaluation)
     for entry in scores["held_out"]:
         windows = (*text, ("windows", str(entry["windows"])))
@@ -86,18 +86,18 @@ def model_measures(evaluation: Evaluation, which: Literal["teacher", "student"])
     for entry in scores["speed"]:
         for name, key in ((PREFILL, "prefill_tokens_per_s"), (DECODE, "decode_tokens_per_s")):
             yield _at_length(name, entry["length"], f"{entry[key]:,.0f}", entry[key], machine)
-    for row in evaluation.data["cache"]:
+    for row in evaluation["cache"]:
         size = row[f"{which}_bytes"]
         yield _at_length(CACHE, row["length"], format_bytes(size), size)
 
 
-def relative_measures(evaluation: Evaluation) -> Iterator[Measure]:
+def relative_measures(evaluation: Mapping[str, Any]) -> Iterator[Measure]:
     """What was measured on the student against its teacher.
 
     Args:
         evaluation: the report.
     """
-    data = evaluation.data
+    data = evaluation
     under = conditions(evaluation)
     for row, entry in zip(data["loss_gaps"], data["student"]["held_out"], strict=True):
         windows = (*under, ("windows", str(entry["windows"])))
@@ -125,13 +125,13 @@ def relative_measures(evaluation: Evaluation) -> Iterator[Measure]:
         yield _at_length(RATIO, s["length"], f"{ratio:.2f}x", ratio, machine)
 
 
-def teacher_name(evaluation: Evaluation) -> str:
+def teacher_name(evaluation: Mapping[str, Any]) -> str:
     """Folder name and size of the teacher: the same model under another path stays the same."""
-    teacher = evaluation.data["teacher"]
+    teacher = evaluation["teacher"]
     return f"{Path(teacher['name']).name} ({format_number(teacher['parameters'])})"
 
 
-def conditions(evaluation: Evaluation) -> Conditions:
+def conditions(evaluation: Mapping[str, Any]) -> Conditions:
     """What figures relative to the teacher depend on, whatever the length.
 
     Args:
@@ -238,15 +238,15 @@ def _tokens(length: int) -> str:
     return f"{length:,} tokens"
 
 
-def _conditions(evaluation: Evaluation, *keys: str) -> Conditions:
-    return tuple((key, str(evaluation.data["conditions"].get(key))) for key in keys)
+def _conditions(evaluation: Mapping[str, Any], *keys: str) -> Conditions:
+    return tuple((key, str(evaluation["conditions"].get(key))) for key in keys)
 
 
-def _text(evaluation: Evaluation) -> Conditions:
+def _text(evaluation: Mapping[str, Any]) -> Conditions:
     return _conditions(evaluation, "text", "seed")
 
 
-def _tokenizer(evaluation: Evaluation) -> Conditions:
+def _tokenizer(evaluation: Mapping[str, Any]) -> Conditions:
     """Losses per token are only alike with one tokenizer, which is the teacher's."""
     return (("teacher", teacher_name(evaluation)),)
 

@@ -1,12 +1,10 @@
 """Rows hold only what was measured alike; the rest stands apart, with a note."""
 
 import dataclasses as dc
-from pathlib import Path
 
 import pytest
 
 from sse_convert.results.board import make_board
-from sse_convert.results.collect import Evaluation
 from sse_convert.results.scores import (
     DIVERGENCE,
     GAP,
@@ -21,10 +19,10 @@ from sse_convert.results.scores import (
 from tests.evaluation.test_report import make_report
 
 
-def evaluation(label="student", **conditions):
+def evaluation(**conditions):
     report = make_report()
     report = dc.replace(report, conditions={**report.conditions, "text": "books", **conditions})
-    return Evaluation(label=label, path=Path("e.json"), data=report.to_dict())
+    return report.to_dict()
 
 
 def figures(found):
@@ -61,7 +59,7 @@ def test_other_text_stands_apart():
 def test_other_samples_stand_apart_and_losses_do_not():
     more = evaluation()
     for which in ("teacher", "student"):
-        for entry in more.data[which]["needles"]:
+        for entry in more[which]["needles"]:
             entry.update(samples=40)
     board = make_board([("a", figures(evaluation())), ("b", figures(more))])
     assert {row.quantity for row in board.rows if row.mark} == {NEEDLES, SHARE}
@@ -70,7 +68,7 @@ def test_other_samples_stand_apart_and_losses_do_not():
 
 def test_another_teacher_splits_what_depends_on_it():
     other = evaluation()
-    other.data["teacher"]["parameters"] = 7_000_000
+    other["teacher"]["parameters"] = 7_000_000
     board = make_board([("a", figures(evaluation())), ("b", figures(other))])
     assert {row.quantity for row in board.rows if row.mark} == {LOSS, GAP, SHARE}
     assert "teacher t (10)" in board.notes[0]
@@ -79,13 +77,13 @@ def test_another_teacher_splits_what_depends_on_it():
 
 def test_a_loss_that_is_not_finite_is_said():
     broken = evaluation()
-    broken.data["student"]["held_out"][0]["loss"] = None
+    broken["student"]["held_out"][0]["loss"] = None
     assert "not finite" in [m.text for m in figures(broken) if m.quantity == LOSS]
 
 
 def test_agreement_and_tasks():
     found = evaluation()
-    student = found.data["student"]
+    student = found["student"]
     student["agreement"] = [{"length": 129, "windows": 2, "kl": 0.2, "kl_se": 0.01, "top1": 0.9, "top1_se": None}]
     student["tasks"] = [{"task": "piqa", "metric": "acc", "value": 0.7, "stderr": 0.01, "samples": 100}]
     measures = list(figures(found))

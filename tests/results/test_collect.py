@@ -1,5 +1,6 @@
 """What is found in a run's folders, finished or not, and what is refused."""
 
+import json
 import shutil
 
 import pytest
@@ -18,7 +19,7 @@ def test_a_run_is_found_by_either_folder(made, name):
     assert [step.name for step in run.trained] == ["align", "distill"]
     assert [step.metrics[-1]["tokens"] for step in run.trained] == [256, 256]
     assert run.model.layers == ["sse", "sliding", "full"]
-    assert run.evaluation.path == made / "out.stages" / "04-eval" / "evaluation.json"
+    assert run.evaluation == json.loads((made / "out.stages" / "04-eval" / "evaluation.json").read_text())
 
 
 def test_the_folder_one_stands_in(made, monkeypatch):

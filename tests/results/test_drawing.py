@@ -1,7 +1,7 @@
 """Figures of a run, as PNG."""
 
 from sse_convert.results.collect import collect
-from sse_convert.results.figures.drawing import LONGEST_LABEL, plain, styled
+from sse_convert.results.figures.drawing import styled
 from sse_convert.results.figures.evaluation import curves, heat_maps, resource_drawings
 from sse_convert.results.figures.training import POINTS, averaged, loss_curves
 
@@ -33,14 +33,6 @@ def test_a_run_is_drawn(made, tmp_path):
         *("loss-by-context", "needles-by-length", "needles-number-1", "cache-by-length", "speed-by-length"),
         *("loss-02-align", "loss-03-distill"),
     ]
-
-
-def test_long_names_are_cut_in_the_middle():
-    assert plain("short") == "short"
-    cut = plain("a-long-name-of-a-run-" * 4)
-    assert len(cut) == LONGEST_LABEL
-    assert cut.startswith("a-long-name")
-    assert cut.endswith("of-a-run-")
 
 
 def test_long_logs_are_averaged():

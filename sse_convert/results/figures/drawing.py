@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sse_convert.results.figures.curves import blank_figure
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+COLOURS = ("#444444", "#0072b2", "#d55e00", "#009e73")
+"""teacher first; distinguishable with colour-blind eyes (Okabe and Ito)"""
+MARKERS = ("s", "o", "^", "D")
 _STYLE: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 9.0,
@@ -22,8 +23,6 @@ _STYLE: dict[Any, Any] = {
 DPI = 150
 LEGEND_WIDTH = 56
 """characters beside each other in a legend"""
-LONGEST_LABEL = 28
-"""characters of a name in a figure"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +52,26 @@ def styled() -> Iterator[None]:
         yield
 
 
+def style(i: int) -> dict[str, Any]:
+    """How the curve of one model looks; 0 is the teacher."""
+    return {"color": COLOURS[i], "marker": MARKERS[i], "markersize": 4}
+
+
+def blank_figure(width: float, height: float) -> "Figure":
+    """A figure that no window shows.
+
+    Args:
+        width: inches.
+        height: inches.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
 def new_figure(width: float = 4.6, height: float = 3.1, columns: int = 1) -> tuple["Figure", list["Axes"]]:
     """An empty figure.
 
@@ -74,11 +93,3 @@ def legend_above(axis: "Axes") -> None:
     names = axis.get_legend_handles_labels()[1]
     columns = max(1, min(len(names), LEGEND_WIDTH // (max(map(len, names), default=1) + 5)))
     axis.legend(fontsize=8, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
-
-
-def plain(label: str) -> str:
-    """A label from data: no mathematics, and not longer than a legend has room for."""
-    if len(label) > LONGEST_LABEL:
-        end = LONGEST_LABEL // 2
-        label = f"{label[: end - 1]}\N{HORIZONTAL ELLIPSIS}{label[-end:]}"
-    return label.replace("$", r"\$")

@@ -1,22 +1,25 @@
-"""Figures of evaluations: loss by context, needles by length and depth, cache and speed by length."""
+"""Figures of an evaluation: loss by context, needles by length and depth, cache and speed by length."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sse_convert.evaluation.intervals import or_nan, wilson
 from sse_convert.report import format_bytes
-from sse_convert.results.collect import Evaluation
-from sse_convert.results.figures.curves import Models, draw_accuracy, draw_cache, draw_loss, length_label, style
-from sse_convert.results.figures.drawing import Drawing, legend_above, new_figure, plain
+from sse_convert.results.figures.drawing import Drawing, legend_above, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DARK_CELL = 0.55
 """share from which the text in a cell of the heat map is white"""
+STUDENT = "this model"
+Models = Sequence[tuple[str, dict[str, Any]]]
+"""names and scores, the teacher first"""
 
 
-def curves(evaluation: Evaluation) -> Iterator[Drawing]:
+def curves(evaluation: Mapping[str, Any]) -> Iterator[Drawing]:
     """Loss by context, needles by length.
 
     Args:
@@ -29,19 +32,19 @@ def curves(evaluation: Evaluation) -> Iterator[Drawing]:
         yield _needles(models)
 
 
-def resource_drawings(evaluation: Evaluation) -> Iterator[Drawing]:
+def resource_drawings(evaluation: Mapping[str, Any]) -> Iterator[Drawing]:
     """Cache and speed by length.
 
     Args:
         evaluation: of the result.
     """
-    if evaluation.data["cache"]:
-        yield _cache(evaluation)
-    if evaluation.data["student"]["speed"]:
+    if evaluation["cache"]:
+        yield _cache(evaluation["cache"])
+    if evaluation["student"]["speed"]:
         yield _speed(_models(evaluation))
 
 
-def heat_maps(evaluation: Evaluation) -> Iterator[Drawing]:
+def heat_maps(evaluation: Mapping[str, Any]) -> Iterator[Drawing]:
     """Needles by depth and length, one picture per kind and number of keys, the teacher beside the student.
 
     Args:
@@ -53,14 +56,27 @@ def heat_maps(evaluation: Evaluation) -> Iterator[Drawing]:
         yield _heat_map(kind, keys, own)
 
 
-def _models(evaluation: Evaluation) -> Models:
-    return [("teacher", evaluation.data["teacher"]), (plain(evaluation.label), evaluation.data["student"])]
+def length_label(tokens: float, _: float = 0) -> str:
+    """Tick label: 64, 1K, 128K, 1M."""
+    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
+        if tokens >= unit:
+            return f"{tokens / unit:g}{name}"
+    return f"{tokens:g}"
+
+
+def _models(evaluation: Mapping[str, Any]) -> Models:
+    return [("teacher", evaluation["teacher"]), (STUDENT, evaluation["student"])]
 
 
 def _loss(models: Models) -> Drawing:
+    """Of the longest windows."""
     figure, (axis,) = new_figure()
-    draw_loss(axis, models)
-    axis.set(title="", xlabel="tokens of context")
+    for i, (name, scores) in enumerate(models):
+        longest = max(scores["held_out"], key=lambda entry: entry["length"])
+        x = [bucket["stop"] for bucket in longest["buckets"]]
+        y = [or_nan(bucket["loss"]) for bucket in longest["buckets"]]
+        axis.plot(x, y, **style(i), label=f"{name} ({or_nan(longest['loss']):.3f})")
+    axis.set(xlabel="tokens of context", ylabel="nats per token")
     _finish(axis)
     about = "Nats per token by the context a prediction could look back on; the legend has the mean."
     return Drawing(name="loss-by-context", title="Held-out loss by context", about=about, figure=figure)
@@ -68,10 +84,21 @@ def _loss(models: Models) -> Drawing:
 
 def _needles(models: Models) -> Drawing:
     figure, (axis,) = new_figure()
-    draw_accuracy(axis, models)
+    for i, (name, scores) in enumerate(models):
+        hits: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+        for entry in scores["needles"]:
+            hits[entry["length"]][0] += entry["correct"]
+            hits[entry["length"]][1] += entry["samples"]
+        x = sorted(hits)
+        y = [100 * hits[length][0] / hits[length][1] for length in x]
+        bounds = [[100 * bound for bound in wilson(*hits[length])] for length in x]
+        errors = [[abs(v - pair[end]) for v, pair in zip(y, bounds, strict=True)] for end in (0, 1)]
+        apart = [length * 1.03**i for length in x]  # so that equal results stay visible
+        axis.errorbar(apart, y, yerr=errors, label=name, capsize=3, **style(i))
     lengths = [entry["length"] for entry in models[-1][1]["needles"]]
-    axis.set(title="", xlim=(min(lengths) / 1.5, max(lengths) * 1.5))
+    axis.set(xlabel="context (tokens)", ylabel="exact answers (%)", ylim=(-3, 103))
     _finish(axis)
+    axis.set(xlim=(min(lengths) / 1.5, max(lengths) * 1.5))
     about = "Exact answers by context length, all kinds and numbers of keys together; bars are 95% intervals."
     return Drawing(name="needles-by-length", title="Needles found by length", about=about, figure=figure)
 
@@ -107,15 +134,13 @@ def _accuracy(depth: Mapping[str, Any]) -> float:
     return math.nan if depth["accuracy"] is None else float(depth["accuracy"])
 
 
-def _cache(evaluation: Evaluation) -> Drawing:
+def _cache(rows: Sequence[Mapping[str, Any]]) -> Drawing:
     figure, (axis,) = new_figure()
-    draw_cache(axis, [evaluation.data], [plain(evaluation.label)])
-    rows = evaluation.data["cache"]
-    state = [row["student_state_bytes"] for row in rows]
-    if any(state):
-        lengths = [row["length"] for row in rows]
-        axis.plot(lengths, state, "--", **style(3), label="of it, SSE states")
-    axis.set(title="")
+    named = (("teacher", "teacher_bytes"), (STUDENT, "student_bytes"), ("of it, SSE states", "student_state_bytes"))
+    for i, (name, key) in enumerate(named):
+        if any(row[key] for row in rows):
+            axis.plot([row["length"] for row in rows], [row[key] for row in rows], "-", **style(i), label=name)
+    axis.set(xlabel="context (tokens)", ylabel="bytes", yscale="log")
     axis.yaxis.set_major_formatter(lambda size, _: format_bytes(size))
     _finish(axis)
     about = "Bytes of one sequence by context length, from the formula; both axes are logarithmic."
@@ -124,6 +149,7 @@ def _cache(evaluation: Evaluation) -> Drawing:
 
 def _finish(axis: "Axes") -> None:
     """Lengths along x, a grid, and the legend above."""
+    axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(length_label)
     axis.grid(alpha=0.5)
     legend_above(axis)

@@ -5,8 +5,7 @@ from typing import Any
 
 from sse_convert.report import format_number
 from sse_convert.results.collect import RunStep
-from sse_convert.results.figures.curves import COLOURS
-from sse_convert.results.figures.drawing import Drawing, legend_above, new_figure
+from sse_convert.results.figures.drawing import COLOURS, Drawing, legend_above, new_figure
 
 POINTS = 200
 """of a curve; longer logs are averaged"""
