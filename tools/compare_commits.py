@@ -3,7 +3,7 @@
     python tools/compare_commits.py OLD NEW [--json FILE] [--folder FOLDER]
 
 OLD and NEW are commits of this repository or folders with a checkout. The checkpoints of compared_checkpoints.yaml are
-made once, by OLD, but for retired ones that it does not know; then both compute logits, a generation and a training step
+made once, by OLD, but for retired ones that it does not know; then both compute logits, tokens and a training step
 with them, each in a process of its own. Ends with 1 if a case differs, or is refused and not listed there as retired; a
 listed one may also train otherwise, where only training read the key. Takes a minute or two on one core.
 """
