@@ -31,13 +31,7 @@ print(sorted({"torch", "transformers", "numpy"} & sys.modules.keys()), sse_conve
     assert run(code).strip().startswith("[] 0.")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
-def test_registration_follows_the_import(order: str, tmp_path: Path) -> None:
-    tiny_model("gemma3_text").save_pretrained(tmp_path)
-    code = f"""
-import sys
-{ORDERS[order]}
+LOADED = """
 assert "transformers.models.olmo2" not in sys.modules
 config = AutoConfig.from_pretrained(sys.argv[1])
 print(type(config).__module__, type(config).__name__)
@@ -45,6 +39,21 @@ if "AutoModelForCausalLM" in globals():
     print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)
     assert not [name for name in sys.modules if name.startswith("transformers.models.olmo2.modeling")]
 """
-    out = run(code, str(tmp_path)).split()
-    assert out[:2] == ["sse_convert.modeling.configuration", "SSEGemma3TextConfig"]
-    assert out[2:] in (["SSEGemma3ForCausalLM"], [])
+IN_FORKS = f"""
+import os, sys, torch
+for order in {list(ORDERS.values())}:
+    if (child := os.fork()) == 0:
+        exec(order + {LOADED!r})
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, order
+"""
+
+
+@pytest.mark.slow
+def test_registration_follows_the_import(tmp_path: Path) -> None:
+    """In processes that have torch alone."""
+    tiny_model("gemma3_text").save_pretrained(tmp_path)
+    config = ["sse_convert.modeling.configuration", "SSEGemma3TextConfig"]
+    model = [*config, "SSEGemma3ForCausalLM"]
+    assert run(IN_FORKS, str(tmp_path)).split() == [*model, *model, *config]
