@@ -1,5 +1,7 @@
 """The attention of one new token per row in few launches: projections of the norm, heads, attention, output added.
 
+Softmax over a whole row and SSE are here, `fused_windows` has layers with windows.
+
 Shape letters: B rows, Hq query heads, H heads of the state or the cache, D key dim, V value dim.
 """
 
@@ -7,17 +9,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 from transformers import AttentionInterface
 from transformers.cache_utils import StaticLayer
 
 from sse_convert.inference.fused_norms import Norm, norm_of
-from sse_convert.inference.fused_weights import NotFusedError, is_transformers, plain_tensor, projection
-from sse_convert.modeling.compat import CACHE, is_bare
+from sse_convert.inference.fused_weights import FEW_ROWS, NotFusedError, Pair, added, plain_tensor, projection
+from sse_convert.modeling.compat import CACHE
 from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.initialise import NORM_EPS
 from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.layout import LAYOUT
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
+from sse_convert.modeling.window.window_branch import branch_sum
 
 Part = Callable[[Tensor, dict[str, Any]], Tensor | None]
 """(x [B, hidden], what the decoder layer was given) -> x + attention of its norm; None for what it does not compute"""
@@ -35,128 +40,192 @@ OF_INPUT = {
 """what SSE projects its input to, beside q, k and v -> the module"""
 
 
-def attention_part(attention: nn.Module, family: str, norm: Norm, dtype: torch.dtype) -> Part:
-    """What computes an attention module.
+class Projected:
+    """The projections of a layer's input, side by side.
 
     Args:
-        attention: of a decoder layer.
-        family: stem of the names of its classes.
-        norm: of its input.
-        dtype: of the model.
-
-    Raises:
-        NotFusedError: it is of another kind, or its weights are not plain.
+        parts: name -> weight and bias of its projections, which stand together.
+        norm: of the input.
     """
-    if not is_bare(attention):
-        raise NotFusedError("hooks stand around the attention")
-    if type(attention) is SSEAttention:
-        return StatePart(attention, norm, dtype)
-    if is_transformers(attention, f"{family}Attention"):
-        return CachePart(attention, norm, dtype)
-    raise NotFusedError(f"{type(attention).__name__} has no step of its own")
 
-
-class _Projected:
-    """The projections of a layer's input, side by side."""
-
-    def __init__(self, attention: nn.Module, names: dict[str, str], norm: Norm, dtype: torch.dtype) -> None:
-        pairs = [projection(attention, name, dtype) for name in names.values()]
-        self.weights, self.biases = [w for w, _ in pairs], [b for _, b in pairs]
+    def __init__(self, parts: dict[str, list[Pair]], norm: Norm) -> None:
+        self._parts, pairs = parts, [pair for part in parts.values() for pair in part]
+        self._weights, self._biases = [w for w, _ in pairs], [b for _, b in pairs]
         self.columns: dict[str, int] = {}
-        self._sizes: dict[str, int] = {}
+        self._sizes = {name: sum(len(weight) for weight, _ in part) for name, part in parts.items()}
         width = 0
-        for name, weight in zip(names, self.weights, strict=True):
-            self.columns[name], self._sizes[name] = width, len(weight)
-            width += len(weight)
+        for name, size in self._sizes.items():
+            self.columns[name], width = width, width + size
         self._norm = norm
 
     def __call__(self, x: Tensor) -> Tensor:
-        """float32 [B, columns]."""
+        """float32 [B, columns]; those of SSE are float32 products of many rows too."""
+        if len(x) > FEW_ROWS:
+            return self._of_many(x)
         from sse_convert.kernels.triton.generation.row_products import row_products
 
-        return row_products(x, self._norm.weight, self._norm.eps, self._norm.offset, self.weights, self.biases)
+        return row_products(x, self._norm.weight, self._norm.eps, self._norm.offset, self._weights, self._biases)
+
+    def _of_many(self, x: Tensor) -> Tensor:
+        from sse_convert.kernels.triton.generation.norm import rms_norm
+        from sse_convert.kernels.triton.generation.precise_linear import precise_linear
+
+        normed = rms_norm(x, self._norm.weight, self._norm.eps, True, self._norm.offset, x.dtype)
+        parts = (
+            precise_linear(normed, weight, bias) if name in OF_INPUT else F.linear(normed, weight, bias)
+            for name, part in self._parts.items()
+            for weight, bias in part
+        )
+        return torch.cat([part.float() for part in parts], 1)
 
     def of(self, projected: Tensor, name: str) -> Tensor | None:
         """Columns of one projection; None where there is none."""
         first = self.columns.get(name)
         return None if first is None else projected[:, first : first + self._sizes[name]]
 
+    def heads(self, projected: Tensor, names: tuple[str, str, str]) -> tuple[Tensor, dict[str, int]]:
+        """Columns from those of q on, and where k and v begin among them; `names` are theirs."""
+        first, *others = (self.columns[name] for name in names)
+        return projected[:, first:], {"q": 0, "k": others[0] - first, "v": others[1] - first}
 
-class CachePart:
-    """Softmax attention over a cache of fixed size, by the attention that the model is set to."""
 
-    def __init__(self, attention: Any, norm: Norm, dtype: torch.dtype) -> None:
+class CacheHeads:
+    """Softmax heads over a cache of fixed size, by the attention that the model is set to.
+
+    Args:
+        attention: a family's module.
+        dtype: of the model.
+    """
+
+    def __init__(self, attention: Any, dtype: torch.dtype) -> None:
         from sse_convert.kernels.triton.generation.token_heads import HeadWeights
 
         if attention.head_dim % 2:
             raise NotFusedError("heads of an odd size")
         self._attention, self._dtype = attention, dtype
-        self._projected = _Projected(attention, {"q": "q_proj", "k": "k_proj", "v": "v_proj"}, norm, dtype)
-        self._output = projection(attention, "o_proj", dtype)
         norms = [norm_of(getattr(attention, name)) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-        self._heads = HeadWeights(**_norm_weights(norms, dtype))
+        self._weights = HeadWeights(**norm_weights(norms, dtype))
         self._rotates = bool(getattr(attention, "use_rope", True))
+
+    def takes(self, layer: Any, given: dict[str, Any]) -> bool:
+        """Whether the rotation is known, and `layer` of a cache has a slot for every position, in the model's dtype."""
+        fixed = type(layer) is StaticLayer and layer.is_initialized and layer.keys.dtype == self._dtype
+        return fixed and self.knows_rotation(given)
+
+    def knows_rotation(self, given: dict[str, Any]) -> bool:
+        """Whether the decoder layer was given what whole heads are rotated by, if they are."""
+        return (self._rotation(given) is not None) is self._rotates
+
+    def _rotation(self, given: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
+        return rotation_of(given, self._attention.head_dim) if self._rotates else None
+
+    def placed(
+        self, projected: Tensor, columns: dict[str, int], given: dict[str, Any], cache: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q [B, Hq, D], k and v [B, H, D], normed and rotated; k and v of a cache with their slots [B, H, slots, D].
+
+        Args:
+            projected: [B, columns] of the heads.
+            columns: where q, k and v begin.
+            given: to the decoder layer.
+            cache: a layer of one, with a slot for every position, which takes k and v.
+        """
+        from sse_convert.kernels.triton.generation.token_heads import Heads, token_heads
+
+        B, D = len(projected), self._attention.head_dim
+        q = projected.new_empty(B, columns["k"] // D, D, dtype=self._dtype)
+        k, v, slot = (None, None, None) if cache is None else (cache.keys, cache.values, cache.cumulative_length)
+        if k is None or v is None:
+            k, v = q.new_empty(2, B, (columns["v"] - columns["k"]) // D, D).unbind()
+        out = Heads(q=q, k=k, v=v, slot=slot)
+        token_heads(projected, columns, self._weights, self._rotation(given), out)
+        if slot is not None:
+            slot.add_(1)
+        return q, k, v
+
+    def attended(
+        self, projected: Tensor, columns: dict[str, int], layer: Any, given: dict[str, Any], name: str
+    ) -> Tensor:
+        """[B, Hq, D] of attention to all slots that the mask shows; `name` is that of the attention."""
+        q, k, v = self.placed(projected, columns, given, layer)
+        attend, attention = AttentionInterface()[name], self._attention
+        o, _ = attend(attention, q[:, :, None], k, v, given.get("attention_mask"), scaling=attention.scaling)
+        heads: Tensor = o[:, 0]
+        return heads
+
+
+class CachePart:
+    """A family's softmax attention over a cache of fixed size."""
+
+    def __init__(self, attention: Any, norm: Norm, dtype: torch.dtype) -> None:
+        self._attention, self._heads = attention, CacheHeads(attention, dtype)
+        self._projected = Projected({key: [projection(attention, f"{key}_proj", dtype)] for key in "qkv"}, norm)
+        self._output = projection(attention, "o_proj", dtype)
 
     def __call__(self, x: Tensor, given: dict[str, Any]) -> Tensor | None:
         """As `Part`: with a cache of fixed size, and the mask of its slots."""
-        from sse_convert.kernels.triton.generation.added_product import added_product
-        from sse_convert.kernels.triton.generation.token_heads import Heads, token_heads
-
-        attention, cache, mask = self._attention, given.get(CACHE), given.get("attention_mask")
-        name = attention.config._attn_implementation
-        layer: Any = None if cache is None else cache.layers[attention.layer_idx]
-        if type(layer) is not StaticLayer or name not in MASKED_ATTENTION or not layer.is_initialized:
-            return None
-        D = attention.head_dim
-        rotation = _rotation(given.get("position_embeddings"), D) if self._rotates else None
-        if (rotation is None) is self._rotates or layer.keys.dtype != self._dtype:
+        cache, name = given.get(CACHE), self._attention.config._attn_implementation
+        layer: Any = None if cache is None else cache.layers[self._attention.layer_idx]
+        if name not in MASKED_ATTENTION or not self._heads.takes(layer, given):
             return None
         projected = self._projected(x)
-        q = x.new_empty(len(x), len(self._projected.weights[0]) // D, D)
-        out = Heads(q=q, k=layer.keys, v=layer.values, slot=layer.cumulative_length)
-        token_heads(projected, self._projected.columns, self._heads, rotation, out)
-        layer.cumulative_length.add_(1)
-        attend = AttentionInterface()[name]
-        o, _ = attend(attention, q[:, :, None], layer.keys, layer.values, mask, scaling=attention.scaling)
-        return added_product(o.reshape(len(x), -1).contiguous(), *self._output, x, None, 1, 0.0)
+        heads = self._heads.attended(projected, self._projected.columns, layer, given, name)
+        return added(heads.reshape(len(x), -1), self._output, x)
 
 
-class StatePart:
-    """SSE attention with a state for every row, by the backend that the layer is set to."""
+def new_projections(attention: SSEAttention, dtype: torch.dtype) -> dict[str, list[Pair]]:
+    """What SSE projects its input to, beside q, k and v."""
+    return {key: [projection(attention, name, dtype)] for key, name in OF_INPUT.items() if hasattr(attention, name)}
 
-    def __init__(self, attention: SSEAttention, norm: Norm, dtype: torch.dtype) -> None:
+
+class StateHeads:
+    """The heads of SSE with a state for every row, by the backend that the layer is set to.
+
+    Args:
+        attention: the layer.
+        projected: its projections, of which q, k and v come first.
+        dtype: of the model.
+    """
+
+    def __init__(self, attention: SSEAttention, projected: Projected, dtype: torch.dtype) -> None:
         _check_state_layer(attention)
         spec, mixer = attention.spec, attention.mixer
-        self._attention, self._dtype = attention, dtype
-        names = {**dict(zip("qkv", spec.qkv, strict=True)), **OF_INPUT}
-        self._projected = _Projected(
-            attention, {key: name for key, name in names.items() if hasattr(attention, name)}, norm, dtype
-        )
-        self._output = projection(attention, spec.output, dtype)
+        self._attention, self._projected, self._dtype = attention, projected, dtype
         self._scale = plain_tensor(attention.sse_out_scale, attention.sse_out_scale.dtype, "sse_out_scale")
         norms = [norm_of(getattr(attention, name)) for name in spec.qk_norms] if spec.qk_norm == "head" else []
         self._heads = _state_heads(attention, norms, dtype)
         self._own_decay = mixer.decay_params == "separate" and mixer.decay != "none"
 
-    def __call__(self, x: Tensor, given: dict[str, Any]) -> Tensor | None:
-        """As `Part`: of rows without padding, each with a state."""
+    def takes(self, given: dict[str, Any]) -> bool:
+        """Whether there are a state, no padding among the new tokens, and the rotation where there is one."""
+        attention, layout = self._attention, given.get(LAYOUT)
+        kept = None if layout is None else attention.kept(layout, given)
+        if layout is None or kept is None or kept.state is None or current_shard() is not None:
+            return False
+        padded = layout.tokens is not None or layout.real is not None
+        return not padded and (self._rotation(given) is not None) is attention.rotates
+
+    def __call__(self, projected: Tensor, given: dict[str, Any]) -> Tensor:
+        """[B, Hq, V] of what the state then holds, before the norm."""
+        attention, layout = self._attention, given[LAYOUT]
+        inputs = self._inputs(projected, self._rotation(given))
+        attention.remember(inputs["router_logits"], None)
+        return attention.run_operator(inputs, layout, attention.kept(layout, given), 1)
+
+    def added(self, heads: Tensor, output: Pair, x: Tensor, beside: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """x [B, hidden] + the projection of `heads` [B, Hq, V], normed and scaled, and of heads [B, Hq, V] beside them
+        times their scale [Hq]."""
         from sse_convert.kernels.triton.generation.added_product import added_product
 
-        attention, layout = self._attention, given.get("sse_layout")
-        if layout is None:
-            return None
-        kept = attention.kept(layout, given)
-        if kept is None or kept.state is None or current_shard() is not None:
-            return None
-        if layout.tokens is not None or layout.real is not None:
-            return None
-        rotation = _rotation(given.get("position_embeddings"), attention.dims.head_dim) if attention.rotates else None
-        if (rotation is None) is attention.rotates:
-            return None
-        inputs = self._inputs(self._projected(x), rotation)
-        attention.remember(inputs["router_logits"], None)
-        heads = attention.run_operator(inputs, layout, kept, 1).flatten(1).contiguous()
-        return added_product(heads, *self._output, x, self._scale, attention.dims.value_dim, NORM_EPS)
+        if len(x) <= FEW_ROWS:
+            both = None if beside is None else (beside[0].flatten(1), beside[1])
+            flat, size = heads.flatten(1).contiguous(), heads.shape[2]
+            return added_product(flat, *output, x, self._scale, size, NORM_EPS, both)
+        scaled = self._attention.scaled(heads, self._dtype)
+        return added(scaled if beside is None else branch_sum(scaled, *beside).flatten(1), output, x)
+
+    def _rotation(self, given: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
+        return rotation_of(given, self._attention.dims.head_dim) if self._attention.rotates else None
 
     def _inputs(self, projected: Tensor, rotation: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
         """Of the operator."""
@@ -196,6 +265,26 @@ class StatePart:
         }
 
 
+class StatePart:
+    """SSE attention alone."""
+
+    def __init__(self, attention: SSEAttention, norm: Norm, dtype: torch.dtype) -> None:
+        spec = attention.spec
+        own = {key: [projection(attention, name, dtype)] for key, name in zip("qkv", spec.qkv, strict=True)}
+        self._attention = attention
+        self._projected = Projected({**own, **new_projections(attention, dtype)}, norm)
+        self._heads = StateHeads(attention, self._projected, dtype)
+        self._output = projection(attention, spec.output, dtype)
+
+    def __call__(self, x: Tensor, given: dict[str, Any]) -> Tensor | None:
+        """As `Part`: of rows without padding, each with a state."""
+        return (
+            self._heads.added(self._heads(self._projected(x), given), self._output, x)
+            if self._heads.takes(given)
+            else None
+        )
+
+
 def _check_state_layer(attention: SSEAttention) -> None:
     """Make sure that a layer is one of those that the kernels compute.
 
@@ -210,7 +299,6 @@ def _check_state_layer(attention: SSEAttention) -> None:
         (spec.qk_norm == "whole" or spec.norm_after_rotation, "norms of q and k over the whole, or after rotation"),
         (attention.rotates and spec.rotary_pairs != "halves", "rotation of neighbours"),
         (mixer.router == "keys", "partitions chosen by keys"),
-        (attention.dims != attention.source_dims, "heads that see the whole row"),
         (width & (width - 1) != 0, f"heads of {width} values, no power of two"),
         (attention.dims.head_dim % 2 != 0, "heads of an odd size"),
         (bool(attention.output_dropout) and attention.training, "dropout"),
@@ -228,14 +316,14 @@ def _state_heads(attention: SSEAttention, norms: list[Norm | None], dtype: torch
 
     side_q, side_k = second("sse_delta_q"), second("sse_delta_k")
     return HeadWeights(
-        **_norm_weights(norms, dtype),
+        **norm_weights(norms, dtype),
         side=None if side_q is None or side_k is None else (side_q[0], side_k[0]),
         decay=second("sse_decay"),
         shared_decay=second("sse_shared_decay"),
     )
 
 
-def _norm_weights(norms: list[Norm | None], dtype: torch.dtype) -> dict[str, Any]:
+def norm_weights(norms: list[Norm | None], dtype: torch.dtype) -> dict[str, Any]:
     """Those of q and k, as `HeadWeights` has them.
 
     Raises:
@@ -250,8 +338,9 @@ def _norm_weights(norms: list[Norm | None], dtype: torch.dtype) -> dict[str, Any
     return {"norms": gains, "eps": q.eps, "offset": q.offset}
 
 
-def _rotation(embeddings: Any, dim: int) -> tuple[Tensor, Tensor] | None:
-    """cos and sin [1 or B, D]; None where they are not of whole heads."""
+def rotation_of(given: dict[str, Any], dim: int) -> tuple[Tensor, Tensor] | None:
+    """cos and sin [1 or B, D] of what a decoder layer was given; None where they are not of whole heads."""
+    embeddings = given.get("position_embeddings")
     if not isinstance(embeddings, tuple) or embeddings[0].shape[-1] != dim:
         return None
     cos, sin = (part[:, 0].contiguous() for part in embeddings)

@@ -15,22 +15,29 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sse_convert.compat import has_compiled_part
-from sse_convert.inference.fused_attention import Part, attention_part
+from sse_convert.inference.fused_attention import CachePart, Part, StatePart
 from sse_convert.inference.fused_norms import Norm, norm_of
-from sse_convert.inference.fused_weights import NotFusedError, is_transformers, plain_tensor, projection
+from sse_convert.inference.fused_weights import (
+    FEW_ROWS,
+    NotFusedError,
+    is_transformers,
+    plain_tensor,
+    projection,
+)
+from sse_convert.inference.fused_windows import WindowPart, WindowStatePart, window_hook
 from sse_convert.kernels.triton_backend import fuses
 from sse_convert.modeling.compat import is_bare
+from sse_convert.modeling.layer import SSEAttention
+from sse_convert.modeling.window.window_branch import SSESlidingAttention
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
 """stems of the class names of families with such layers"""
-MOST_ROWS = 4
-"""of a step; each reads the weights anew from the device's cache, and libraries are faster with many"""
 
 
 @contextmanager
 def fused_layers(model: PreTrainedModel) -> Iterator[None]:
-    """In this block, steps of one token for each of up to `MOST_ROWS` rows run fused layers, where kernels can (see
-    `fuses`): on a GPU, without gradients, in a model without compiled parts."""
+    """In this block, steps of one token for each row run fused layers, where kernels can (see `fuses`): on a GPU,
+    without gradients, in a model without compiled parts. With more than `FEW_ROWS` rows libraries do the products."""
     layers = fused(model) if fuses(model.get_input_embeddings().weight) and not has_compiled_part(model) else {}
     for layer, step in layers.items():
         layer.forward = functools.partial(step, layer.forward)
@@ -68,7 +75,7 @@ class FusedLayer:
         self._attention: Part | None = None
         self._network: _Network | None = None
         try:
-            self._attention = attention_part(layer.self_attn, family, _norm(layer, "input_layernorm"), self._dtype)
+            self._attention = _attention_part(layer.self_attn, family, _norm(layer, "input_layernorm"), self._dtype)
         except NotFusedError as reason:
             self.not_fused["self_attn"] = str(reason)
         try:
@@ -79,8 +86,8 @@ class FusedLayer:
     def __call__(self, plain: Any, hidden_states: Tensor, **given: Any) -> Tensor:
         """As the layer's forward, `plain`, which takes what is no step of one token."""
         batch, length = hidden_states.shape[:2]
-        few = length == 1 and batch <= MOST_ROWS and hidden_states.dtype == self._dtype
-        if not few or torch.is_autocast_enabled(hidden_states.device.type) or not fuses(hidden_states):
+        step = length == 1 and hidden_states.dtype == self._dtype
+        if not step or torch.is_autocast_enabled(hidden_states.device.type) or not fuses(hidden_states):
             out: Tensor = plain(hidden_states, **given)
             return out
         x = hidden_states[:, 0].contiguous()
@@ -88,10 +95,36 @@ class FusedLayer:
         if attended is None:
             normed = self._layer.input_layernorm(x[:, None])
             attended = x + self._layer.self_attn(hidden_states=normed, **given)[0][:, 0]
-        if self._network is not None:
+        if self._network is not None and batch <= FEW_ROWS:
             return self._network(attended)[:, None]
         branch: Tensor = self._layer.mlp(self._layer.post_attention_layernorm(attended[:, None]))
         return attended[:, None] + branch
+
+
+def _attention_part(attention: nn.Module, family: str, norm: Norm, dtype: torch.dtype) -> Part:
+    """What computes an attention module.
+
+    Args:
+        attention: of a decoder layer.
+        family: stem of the names of its classes.
+        norm: of its input.
+        dtype: of the model.
+
+    Raises:
+        NotFusedError: it is of another kind, or its weights are not plain.
+    """
+    softmax = is_transformers(attention, f"{family}Attention")
+    if softmax and (hook := window_hook(attention)) is not None:
+        return WindowPart(attention, hook, norm, dtype)
+    if not is_bare(attention):
+        raise NotFusedError("hooks stand around the attention")
+    if type(attention) is SSEAttention:
+        return StatePart(attention, norm, dtype)
+    if type(attention) is SSESlidingAttention:
+        return WindowStatePart(attention, norm, dtype)
+    if softmax:
+        return CachePart(attention, norm, dtype)
+    raise NotFusedError(f"{type(attention).__name__} has no step of its own")
 
 
 class _Network:

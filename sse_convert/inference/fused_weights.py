@@ -9,6 +9,10 @@ from sse_convert.modeling.compat import is_bare
 from sse_convert.modeling.initialise import NewProjection, PreciseProjection
 
 PROJECTIONS = (nn.Linear, NewProjection, PreciseProjection)
+FEW_ROWS = 4
+"""of a step, up to which each reads the weights anew from the device's cache; with more, libraries are faster"""
+Pair = tuple[Tensor, Tensor | None]
+"""weight [out, in] and bias [out] of a projection"""
 
 
 class NotFusedError(Exception):
@@ -38,7 +42,17 @@ def plain_tensor(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return inner
 
 
-def projection(owner: nn.Module, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def added(x: Tensor, output: Pair, residual: Tensor) -> Tensor:
+    """residual [rows, out] + the projection of x [rows, in]."""
+    from sse_convert.kernels.triton.generation.added_product import added_product
+
+    weight, bias = output
+    if len(x) <= FEW_ROWS:
+        return added_product(x.contiguous(), weight, bias, residual, None, 1, 0.0)
+    return torch.addmm(residual if bias is None else residual + bias, x, weight.T)
+
+
+def projection(owner: nn.Module, name: str, dtype: torch.dtype) -> Pair:
     """Weight and bias of one of a module's projections.
 
     Raises:

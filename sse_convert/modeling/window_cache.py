@@ -71,7 +71,8 @@ class SlidingCacheLayer(CountingLayer):
         self.sink_columns: Tensor | None = None
         self.sink_keys: Any = None
         self.sink_values: Any = None
-        self._ring: KeyRing | None = None
+        self.padded = False
+        self._ring: Any = None
         self._turns = False
 
     @property
@@ -79,13 +80,14 @@ class SlidingCacheLayer(CountingLayer):
         """Columns kept besides the sinks."""
         return self.window - 1
 
-    def locate_sinks(self, columns: Tensor) -> None:
+    def locate_sinks(self, columns: Tensor, padded: bool) -> None:
         """Tell where the sinks are, before `update`.
 
         Args:
             columns: int64 [B, sinks] column of each row's first real tokens; a large number where not seen yet.
+            padded: whether they may be others than the first columns.
         """
-        self.sink_columns = columns
+        self.sink_columns, self.padded = columns, padded
         self._turns = False
 
     def turn(self) -> None:
@@ -135,12 +137,22 @@ class SlidingCacheLayer(CountingLayer):
         )
 
     def _turned(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if self._ring is None or not self._ring.is_writable():
-            self._unwind()
-            self._ring = KeyRing((self.sink_keys, self.sink_values), (self.keys, self.values))
-            self._hold(self._ring.stored())
+        ring: KeyRing = self.ring(KeyRing, KeyRing)
         self._advance(1)
-        return self._ring.put(key, value)
+        return ring.put(key, value)
+
+    def ring(self, kind: Any, make: Callable[[Pair, Pair], Any]) -> Any:
+        """What keeps the sinks and the columns in an order of its own, until they are used in theirs.
+
+        Args:
+            kind: of ring, with the methods `stored`, `in_order` and `is_writable` of `KeyRing`.
+            make: makes one of the sinks and the last window - 1 columns.
+        """
+        if type(self._ring) is not kind or not self._ring.is_writable():
+            self._unwind()
+            self._ring = make((self.sink_keys, self.sink_values), (self.keys, self.values))
+            self._hold(self._ring.stored())
+        return self._ring
 
     def _unwind(self) -> None:
         """Put the columns in order."""

@@ -74,12 +74,12 @@ def step_launches(kind: str, *, fused: bool) -> tuple[Counter[str], Counter[str]
     """
     from sse_convert.inference import fused_layers
 
-    most = fused_layers.MOST_ROWS
-    fused_layers.MOST_ROWS = most if fused else 0
+    which = fused_layers.fused
+    fused_layers.fused = which if fused else lambda model: {}
     try:
         two, four = (_counted_step(kind, layers) for layers in (2, 4))
     finally:
-        fused_layers.MOST_ROWS = most
+        fused_layers.fused = which
     layer = Counter({name: (four[name] - two[name]) // 2 for name in four if four[name] > two[name]})
     return layer, Counter({name: two[name] - 2 * layer[name] for name in two if two[name] > 2 * layer[name]})
 

@@ -9,7 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sse_convert.inference.cuda_graphs import TokenStep, graphed
-from sse_convert.inference.fused_layers import FAMILIES, MOST_ROWS, FusedLayer, fused, fused_layers, not_fused
+from sse_convert.inference.fused_layers import FAMILIES, FusedLayer, fused, fused_layers, not_fused
+from sse_convert.inference.fused_weights import FEW_ROWS
 from sse_convert.kernels import triton_backend
 from sse_convert.modeling import generation
 from sse_convert.modeling.initialise import NewProjection
@@ -127,9 +128,10 @@ def test_weights_changed_between_steps_count(device: str) -> None:
     assert step._network._gate.data_ptr() == model.model.layers[0].mlp.gate_proj.weight.data_ptr()
 
 
-@pytest.mark.parametrize("lengths", [(7,) * (MOST_ROWS + 1)], ids=["many rows"])
-def test_many_rows_run_plain_layers(lengths: tuple[int, ...], device: str) -> None:
-    assert not any(assert_steps_agree(source("qwen3", device), lengths).values())
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_libraries_multiply_many_rows(mixer: str, device: str) -> None:
+    found = assert_steps_agree(hybrid(MIXERS[mixer], device), (7,) * (FEW_ROWS + 1))
+    assert device == "cuda" or found == {**dict.fromkeys(PRODUCTS, 0), "token_heads_kernel": 2}
 
 
 def test_long_inputs_gradients_and_autocast_run_plain_layers(device: str) -> None:

@@ -226,7 +226,7 @@ def sliding_masks(
             continue
         masks[mask_key(*pair)], sinks = cached_sees(layers[0], attention_mask, *shape, device, whole)
         for layer in layers:
-            layer.locate_sinks(sinks)
+            layer.locate_sinks(sinks, attention_mask is not None)
     return masks
 
 

@@ -59,7 +59,7 @@ class HeadOrder:
     """
 
     def __init__(self, full: tuple[int, ...], of: int) -> None:
-        order = [*full, *(head for head in range(of) if head not in full)]
+        self.heads = order = [*full, *(head for head in range(of) if head not in full)]
         self.full = len(full)
         # not a buffer: transformers leaves those that no checkpoint has empty
         self._order = torch.tensor([order, sorted(range(of), key=order.__getitem__)], device="cpu")

@@ -218,7 +218,7 @@ def test_crop_needs_recording_and_gives_back_the_past() -> None:
     layer = SlidingCacheLayer(window=4, sinks=1)
     layer.activate_past_recording()
     keys = torch.arange(10.0).view(1, 1, 10, 1)
-    layer.locate_sinks(torch.zeros(1, 1, dtype=torch.long))
+    layer.locate_sinks(torch.zeros(1, 1, dtype=torch.long), padded=False)
     layer.update(keys, keys)
     layer.crop(-3)
     assert layer.get_seq_length() == 7

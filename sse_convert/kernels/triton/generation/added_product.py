@@ -1,6 +1,7 @@
 """A projection of a few rows added to the residual stream, of heads normed one by one where they are, in one launch.
 
-o_j = residual_j + sum_i r_h(i) scale_i x_i weight_ji + bias_j,    r_h = 1 / sqrt(mean of x^2 over head h + eps)
+o_j = residual_j + sum_i (r_h(i) scale_i x_i + beside_scale_h(i) beside_i) weight_ji + bias_j,
+r_h = 1 / sqrt(mean of x^2 over head h + eps)
 """
 
 import torch
@@ -12,9 +13,10 @@ from sse_convert.kernels.triton.generation.row_tiles import row_tiles
 
 
 def added_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, scale: Tensor | None, head: int, eps: float
-) -> Tensor:
-    """residual + (x, or its normed and scaled heads) weight^T + bias.
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, scale: Tensor | None, head: int, eps: float,
+    beside: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """residual + (x, or its normed and scaled heads, and those beside them) weight^T + bias.
 
     Args:
         x: [rows, in], contiguous.
@@ -24,6 +26,7 @@ def added_product(
         scale: [in], what normed heads are multiplied by; None for x as it is.
         head: channels of a head, a power of two that divides `in`; not used without scale.
         eps: added to the means.
+        beside: heads [rows, in], contiguous, and what each is multiplied by, [in / head]; None for none. With scale.
 
     Returns:
         [rows, out] in residual's dtype.
@@ -35,7 +38,7 @@ def added_product(
         block_in = max(block_in, head)
     with torch.cuda.device_of(x):
         added_product_kernel[(rows, triton.cdiv(outputs, block_out))](
-            x, weight, bias, residual, scale, o, eps,
+            x, weight, bias, residual, scale, *(beside or (None, None)), o, eps,
             IN=inputs, OUT=outputs, HEAD=head, BI=block_in, BO=block_out, num_warps=4,
         )  # fmt: skip
     return o
@@ -43,7 +46,7 @@ def added_product(
 
 @triton.jit(do_not_specialize=["eps"])
 def added_product_kernel(
-    x, weight, bias, residual, scale, o, eps,
+    x, weight, bias, residual, scale, beside, beside_scale, o, eps,
     IN: tl.constexpr, OUT: tl.constexpr, HEAD: tl.constexpr, BI: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
     """BO outputs of one row.
@@ -63,6 +66,9 @@ def added_product_kernel(
             heads = tl.reshape(b_x, [BI // HEAD, HEAD])
             heads *= tl.rsqrt(tl.sum(heads * heads, 1) / HEAD + eps)[:, None]
             b_x = tl.reshape(heads, [BI]) * tl.load(scale + i, mask=i < IN, other=0.0).to(tl.float32)
+            if beside is not None:
+                b_s = tl.load(beside_scale + i // HEAD, mask=i < IN, other=0.0).to(tl.float32)
+                b_x += b_s * tl.load(beside + row * IN + i, mask=i < IN, other=0.0).to(tl.float32)
         acc += b_w.to(tl.float32) * b_x[None, :]
     at = row * OUT + out
     b_o = tl.sum(acc, 1) + tl.load(residual + at, mask=out < OUT, other=0.0).to(tl.float32)

@@ -32,7 +32,7 @@ def ring_attention(
         v: [R, H, D].
         rows: [rows, 2, C, H, D]; what one row holds is contiguous. Row 0 takes what padding writes.
         slots: integer [R], the row of each request; negative for padding.
-        past: integer [R], position of the new token.
+        past: integer [R], position of the new token; may be one for all, expanded.
         window: positions that a query sees, its own included.
         sinks: first positions, which stay visible.
         scale: multiplies the products.
@@ -48,7 +48,8 @@ def ring_attention(
         assert all(x[0].is_contiguous() for x in (rows, q, k, v)), "what a row or a token holds must be contiguous"
         with torch.cuda.device_of(q):
             ring_kernel[(R, H)](
-                q, k, v, rows, slots, past, o, q.stride(0), k.stride(0), v.stride(0), rows.stride(0), scale, soft_cap,
+                q, k, v, rows, slots, past, o, q.stride(0), k.stride(0), v.stride(0), rows.stride(0), past.stride(0),
+                scale, soft_cap,
                 WINDOW=window, SINKS=sinks, H=H, G=Hq // H, D=D, BG=max(16, triton.next_power_of_2(Hq // H)),
                 BD=BD, BC=max(16, min(64, (TILE if low else TILE // 4) // BD)), num_warps=4 if low else 8, num_stages=2,
             )  # fmt: skip
@@ -57,7 +58,7 @@ def ring_attention(
 
 @triton.jit(do_not_specialize=["scale", "soft_cap"])
 def ring_kernel(
-    q, k, v, rows, slots, past, o, q_stride, k_stride, v_stride, row_stride, scale, soft_cap,
+    q, k, v, rows, slots, past, o, q_stride, k_stride, v_stride, row_stride, past_stride, scale, soft_cap,
     WINDOW: tl.constexpr, SINKS: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     BG: tl.constexpr, BD: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -73,7 +74,7 @@ def ring_kernel(
     g = tl.arange(0, BG)
     d = tl.arange(0, BD)
     slot = tl.maximum(tl.load(slots + r).to(tl.int64), 0)
-    newest = tl.maximum(tl.load(past + r).to(tl.int32), 0)  # padding may count from anywhere
+    newest = tl.maximum(tl.load(past + r * past_stride).to(tl.int32), 0)  # padding may count from anywhere
     new_column = tl.where(newest < SINKS, newest, SINKS + tl.maximum(newest - SINKS, 0) % WINDOW)
     row = rows + slot * row_stride + h * D
     low = rows.dtype.element_ty

@@ -63,7 +63,7 @@ def token_heads(
     """Fill `out`.
 
     Args:
-        projected: float32 [B, columns], contiguous.
+        projected: float32 [B, columns], contiguous in the columns.
         columns: where q, k and v begin in it, and what `weights` multiply: side_q, side_k, decay, shared_decay.
         weights: of the layer; all of one dtype, contiguous.
         rotation: cos and sin [1 or B, D], contiguous; None for no rotation.
@@ -80,7 +80,7 @@ def token_heads(
         token_heads_kernel[(B, Hq + H)](
             projected, q_gain, k_gain, cos, sin, q_up, k_up, up, bias, own_up, own_bias,
             out.q, q_shared, out.k, k_shared, out.v, out.decay, out.shared_decay, out.slot,
-            weights.eps, projected.shape[1], 0 if cos is None or len(cos) == 1 else D,
+            weights.eps, projected.stride(0), 0 if cos is None or len(cos) == 1 else D,
             out.k.stride(0), out.k.stride(1), out.v.stride(0), out.v.stride(1),
             COLUMNS=tuple(columns.get(name, 0) for name in PLACES), OFFSET=weights.offset, HQ=Hq, H=H,
             GROUPS=H // key_heads, D=D, V=V, BH=triton.next_power_of_2(D // 2),
