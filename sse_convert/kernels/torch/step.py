@@ -1,10 +1,9 @@
 """One new token for each sequence, in as few operators as there are: what decoding on a CPU waits for is their number.
 
-Shape letters: B sequences, K partitions that a token uses, R those and the shared one, M partitions in the state. Where
-a field but the first two has R, it may have 1 instead, for all of them.
+Shape letters: B sequences, K partitions that a token uses, R those and the shared one, M partitions in the state, S all
+of all sequences. What a token brings may have 1 for R, for all of them.
 """
 
-import dataclasses as dc
 from typing import Any
 
 import torch
@@ -17,25 +16,6 @@ from sse_convert.kernels.routing import best_partitions
 
 LARGE = 1 << 17
 """bytes of a partition's state from which it is changed where it is, one by one: copies cost more than operators"""
-
-
-@dc.dataclass(slots=True, kw_only=True)
-class TokenInputs:
-    """What new tokens bring, one of each sequence, in the dtype of the state."""
-
-    used_BR: Tensor
-    """int64, the partitions that each token uses"""
-    weight_BR: Tensor
-    """their weights, 1 for the shared one"""
-    q_BRQD: Tensor
-    """scaled"""
-    k_BRHD: Tensor
-    """scaled and mapped"""
-    v_BRHV: Tensor
-    decay_BRHD: Tensor
-    """or one for all D"""
-    strength_BRH: Tensor | None
-    """of the delta rule, under no weight; None for gated linear attention"""
 
 
 def can_step(x: Inputs) -> bool:
@@ -56,40 +36,45 @@ def sse_attention_step(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Tenso
     """
     assert x.initial_state is not None
     state_BMHDV = x.initial_state if inplace_state else x.initial_state.clone()
-    o_BQV = advance_states(state_BMHDV, _tokens(x), write_gate=x.write_gate, read_gate=x.read_gate)
-    return o_BQV.to(x.v.dtype), state_BMHDV
-
-
-def advance_states(state_BMHDV: Tensor, x: TokenInputs, *, write_gate: bool, read_gate: bool) -> Tensor:
-    """Outputs [B, Hq, V]; the states are overwritten.
-
-    Args:
-        state_BMHDV: the states, in one piece.
-        x: the tokens.
-        write_gate: weigh what is written.
-        read_gate: weigh what is read.
-    """
-    (B, M, H), R = state_BMHDV.shape[:3], x.weight_BR.shape[1]
-    weight_BR11 = x.weight_BR.view(B, R, 1, 1)
-    pages_SHDV = state_BMHDV.view(B * M, *state_BMHDV.shape[2:])
-    used_BR = x.used_BR if B == 1 else x.used_BR + M * torch.arange(B, device=x.used_BR.device)[:, None]
-    slots = used_BR.flatten()
-    q_BRQD, k_BRHD, strength_BRH1 = x.q_BRQD * weight_BR11 if read_gate else x.q_BRQD, x.k_BRHD, None
-    if x.strength_BRH is not None:
-        strength_BRH1 = x.strength_BRH[..., None] * weight_BR11 if write_gate else x.strength_BRH[..., None]
-    elif write_gate:
+    (B, M, H), (used_BR, weight_BR) = state_BMHDV.shape[:3], _used(x)
+    weight_BR11 = weight_BR[..., None, None]
+    q_BRQD, v_BRHV = _rows(x, "q").to(x.dtype) * x.scale, _rows(x, "v").to(x.dtype)
+    k_BRHD = mapped_keys(_rows(x, "k"), x.k_map, x.k_scale, x.dtype)
+    decay_BRHD = decays(_rows(x, "log_decay"), x.decay_normalizer, x.dtype)
+    strength_BRH1 = None
+    if x.read_gate:
+        q_BRQD = q_BRQD * weight_BR11
+    if x.write_strength is not None:
+        strength_BRH1 = _rows(x, "write_strength").to(x.dtype)[..., None] * (weight_BR11 if x.write_gate else 1)
+    elif x.write_gate:
         k_BRHD = k_BRHD * weight_BR11
-    parts = x.decay_BRHD, k_BRHD, x.v_BRHV, strength_BRH1, q_BRQD.view(*q_BRQD.shape[:2], H, -1, q_BRQD.shape[3])
+    parts = decay_BRHD, k_BRHD, v_BRHV, strength_BRH1, q_BRQD.view(*q_BRQD.shape[:2], H, -1, q_BRQD.shape[3])
+    o_BRHGV = _advanced(state_BMHDV, used_BR + M * torch.arange(B, device=used_BR.device)[:, None], parts)
+    return o_BRHGV.sum(1).flatten(1, 2).to(x.v.dtype), state_BMHDV
+
+
+def _used(x: Inputs) -> tuple[Tensor, Tensor]:
+    """The partitions that each token uses, int64 [B, R], and their weights, 1 for the shared one."""
+    e_BK, used_BK = best_partitions(x.router_logits, x.top_k)
+    weight_BK = x.renormalised(e_BK).to(x.dtype)
+    if x.shared is None:
+        return used_BK, weight_BK
+    return F.pad(used_BK, (0, 1), value=x.num_partitions), F.pad(weight_BK, (0, 1), value=1.0)
+
+
+def _advanced(state_BMHDV: Tensor, page_BR: Tensor, parts: tuple[Any, ...]) -> Tensor:
+    """What is read [B, R, H, G, V]; the states of some pages, sequence by sequence, are overwritten."""
+    (B, R), pages_SHDV = page_BR.shape, state_BMHDV.view(-1, *state_BMHDV.shape[2:])
+    slots = page_BR.flatten()
     if _is_large(pages_SHDV):
         rows = zip(*(_each(part, B, R) for part in parts), strict=True)
         pages = zip(slots.tolist(), rows, strict=True)
         outputs = torch.stack([_advance(pages_SHDV[slot], *row) for slot, row in pages])
-        o_BRHGV = outputs.view(B, R, *outputs.shape[1:])
-    else:
-        held_SHDV = pages_SHDV.index_select(0, slots)
-        o_BRHGV = _advance(held_SHDV.view(B, R, *pages_SHDV.shape[1:]), *parts)
-        pages_SHDV.index_copy_(0, slots, held_SHDV)
-    return o_BRHGV.sum(1).flatten(1, 2)
+        return outputs.view(B, R, *outputs.shape[1:])
+    held_SHDV = pages_SHDV.index_select(0, slots)
+    o_BRHGV = _advance(held_SHDV.view(B, R, *pages_SHDV.shape[1:]), *parts)
+    pages_SHDV.index_copy_(0, slots, held_SHDV)
+    return o_BRHGV
 
 
 def _is_large(pages_SHDV: Tensor) -> bool:
@@ -115,19 +100,6 @@ def _advance(
     return q_HGD @ held_HDV
 
 
-def used_partitions(e: Tensor, order: Tensor, shared: int | None, *, renormalise: bool) -> tuple[Tensor, Tensor]:
-    """`TokenInputs.used_BR` and `TokenInputs.weight_BR`.
-
-    Args:
-        e: [B, K] of the sparse partitions used.
-        order: int64 [B, K], which they are.
-        shared: index of the shared one; None for none.
-        renormalise: divide e by their sum.
-    """
-    weight = e / e.sum(1, keepdim=True) if renormalise else e
-    return (order, weight) if shared is None else (F.pad(order, (0, 1), value=shared), F.pad(weight, (0, 1), value=1.0))
-
-
 def mapped_keys(k: Tensor, k_map: KeyFeatureMap, k_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """phi(k) in `dtype` of keys [..., H, D] that k_scale [H] multiplies."""
     k = k.to(dtype)
@@ -138,23 +110,6 @@ def decays(logits: Tensor, normalizer: float | None, dtype: torch.dtype) -> Tens
     """The decay in `dtype`, of its natural log, or of gate logits if there is a normalizer."""
     logits = logits.to(dtype)
     return (logits if normalizer is None else F.logsigmoid(logits) / normalizer).exp()
-
-
-def _tokens(x: Inputs) -> TokenInputs:
-    """The inputs of one token each, row by row."""
-    e, order = best_partitions(x.router_logits, x.top_k)
-    used_BR, weight_BR = used_partitions(
-        e.to(x.dtype), order, x.num_partitions if x.shared else None, renormalise=x.renormalise
-    )
-    return TokenInputs(
-        used_BR=used_BR,
-        weight_BR=weight_BR,
-        q_BRQD=_rows(x, "q").to(x.dtype) * x.scale,
-        k_BRHD=mapped_keys(_rows(x, "k"), x.k_map, x.k_scale, x.dtype),
-        v_BRHV=_rows(x, "v").to(x.dtype),
-        decay_BRHD=decays(_rows(x, "log_decay"), x.decay_normalizer, x.dtype),
-        strength_BRH=None if x.write_strength is None else _rows(x, "write_strength").to(x.dtype),
-    )
 
 
 def _rows(x: Inputs, name: str) -> Tensor:
