@@ -104,7 +104,7 @@ def test_a_teacher_trained_on_this_form_answers_keys_it_was_never_asked_for():
     model, tokenizer = load_model(folder, device="cpu", dtype=torch.float32), load_tokenizer(folder)
     text = (shared / "text" / "tinystories" / "valid.txt").read_text()[:20_000]
     haystack = tokenizer(text.replace("<|endoftext|>", ""))["input_ids"]
-    settings = NeedleEval(lengths=[512], samples=5, kinds=["number", "word", "code"], keys=[4])
+    settings = NeedleEval(lengths=[512], samples=3, kinds=["number", "word", "code"], keys=[4])
     words = needle.load_words(folder / "needle_words.json")
     scores = [needle_score(model, group) for group in needle_samples(settings, haystack, tokenizer, words)]
-    assert [score.total.correct for score in scores] == [5, 5, 5]
+    assert [score.total.correct for score in scores] == [3, 3, 3]

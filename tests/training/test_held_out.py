@@ -77,7 +77,7 @@ def test_random_numbers_are_left_alone(make, train, text_folder, tmp_path, monke
     assert (len(none), len(looks)) == (0, 6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES[:2])
 def test_continued_across_a_look(watched, monkeypatch, name):
     whole, _ = watched(name, "whole")
     with monkeypatch.context() as patch:
