@@ -59,9 +59,10 @@ def recipes_new(
     *,
     text: Sequence[Path | str] = (),
     held_out: Sequence[Path | str] = (),
+    hours: float | None = None,
     overwrite: bool = False,
 ) -> TextReport:
-    """Write the best known recipe for a model: for its size, the GPUs of this machine, and your text.
+    """Write the best known recipe for a model: for its size, the GPUs or the CPU of this machine, and your text.
 
     Rates and steps follow the rule of the page *Why these recipes*; costs stand beside what has them.
 
@@ -70,16 +71,19 @@ def recipes_new(
         to: file or folder.
         text: training text: files, folders or hub datasets; without any, web pages and books of the hub.
         held_out: text to measure on; unset samples it from the model where `text` is given, else takes Wikipedia's.
+        hours: that choosing, training and measuring may take on this machine. Unset: as long as the rule's tokens take,
+            and 2 on a CPU.
         overwrite: replace an existing file.
 
     Raises:
+        UsageError: the hours are too few for this machine.
         CheckpointError, HubError: the model cannot be read or converted.
         DataError: a text does not exist.
         OutputError: the target exists or cannot be written.
     """
     from sse_convert.surgery.new_recipe import write_new_recipe
 
-    return write_new_recipe(str(model), to, text=text, held_out=held_out, overwrite=overwrite)
+    return write_new_recipe(str(model), to, text=text, held_out=held_out, hours=hours, overwrite=overwrite)
 
 
 def recipes_schema() -> TextReport:

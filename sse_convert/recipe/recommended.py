@@ -13,6 +13,7 @@ Packaged recipes of hub models and `sse-convert recipes new` both come from here
 """
 
 import dataclasses as dc
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -56,12 +57,17 @@ class Measured:
     @property
     def recipe(self) -> Recipe:
         """The recipe itself."""
-        return load_recipe(self.name)
+        return _packaged(self.name)
 
     @property
     def by_heads(self) -> bool:
         """Whether single heads are kept."""
         return self.select.get("by") == "heads"
+
+
+@functools.cache
+def _packaged(name: str) -> Recipe:
+    return load_recipe(name)
 
 
 LAYERS = Measured(name="teacher-qwen3-32m", width=512, per_parameter=(3, 1), select={"keep": "25%"})
@@ -125,7 +131,7 @@ def step_tokens(stage: Stage, tokens: int, seq_len: int, least: int = LEAST_ROWS
         least: rows of a step.
     """
     wanted = stage.batch_tokens * math.sqrt(tokens / stage.tokens)
-    return max(1 << round(math.log2(wanted)), least * seq_len)
+    return max(1 << round(math.log2(max(1.0, wanted))), least * seq_len)
 
 
 def row_lengths(positions: int, longest: int = LONGEST_ROW) -> tuple[int, int]:
@@ -202,10 +208,11 @@ def recommended_mixer(positions: int = LONGEST_ROW, measured: Measured = LAYERS)
     return changed_settings(mixer)
 
 
-def recommended_calibration(sizes: ModelSizes) -> dict[str, Any]:
-    """`calibrate` of a recipe."""
+def recommended_calibration(sizes: ModelSizes, longest: int = LONGEST_ROW) -> dict[str, Any]:
+    """`calibrate` of a recipe, with rows no longer than the machine holds."""
     own = sizes.measured.recipe.calibrate
-    return _told(dc.replace(own, seq_len=min(own.seq_len, sizes.positions)), Calibrate(rows=0, seq_len=0))
+    rows = min(own.seq_len, sizes.positions, longest)
+    return _told(dc.replace(own, seq_len=rows), Calibrate(rows=0, seq_len=0))
 
 
 def recommended_needles(sizes: ModelSizes, shortest: int) -> dict[str, Any]:

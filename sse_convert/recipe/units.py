@@ -1,6 +1,7 @@
 """Human units in recipes: `4K` tokens, `100M` tokens."""
 
 import re
+from decimal import Decimal
 
 COUNT_UNITS = {"K": 1024, "M": 1_000_000, "B": 1_000_000_000}
 """K is 1024, as in context lengths (4K = 4096); M and B are decimal, as in token budgets (100M = 100,000,000)"""
@@ -14,8 +15,8 @@ def parse_count(text: str) -> int | None:
     match = _COUNT.fullmatch(text.strip())
     if match is None:
         return None
-    value = float(match[1]) * COUNT_UNITS[match[2].upper()]
-    return int(value) if value.is_integer() else None
+    value = Decimal(match[1]) * COUNT_UNITS[match[2].upper()]  # 8.2 million is whole, and is not as a float
+    return int(value) if value == value.to_integral_value() else None
 
 
 def format_count(count: int) -> str:

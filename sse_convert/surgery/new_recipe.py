@@ -3,14 +3,16 @@
 import dataclasses as dc
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.checkpoints.teacher import Teacher
+from sse_convert.console import progress
+from sse_convert.errors import UsageError
 from sse_convert.files import write_text
-from sse_convert.mixers import FULL
+from sse_convert.mixers import FULL, Mixer
 from sse_convert.recipe import Recipe, recipe_from_dict, resolve
 from sse_convert.recipe.choosing import draft_recipe
 from sse_convert.recipe.presets import recipe_target
@@ -18,7 +20,7 @@ from sse_convert.recipe.recommended import (
     LEAST_ROWS,
     LONGEST_ROW,
     MIXER,
-    STATE_HEADS,
+    MOST_TOKENS,
     ModelSizes,
     budgets,
     may_train_all,
@@ -28,14 +30,18 @@ from sse_convert.recipe.recommended import (
     recommended_needles,
     recommended_stages,
 )
-from sse_convert.recipe.units import format_count
-from sse_convert.report import TextReport, format_flow, format_number, time_in_words
-from sse_convert.surgery.costs import StageCost, Way, way_on
-from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, launch_command
+from sse_convert.report import TextReport, time_in_words
+from sse_convert.surgery.budget import forward_flops
+from sse_convert.surgery.costs import Way, way_on
+from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words
+from sse_convert.surgery.cpu_training import Cpu, cpu_here
 from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.plan import geometry_of, make_plan
-from sse_convert.surgery.plan_report import Plan, StageRow
-from sse_convert.surgery.recipe_text import MOST_PASSES, WEB_TEXT, RecipeText, recipe_text
+from sse_convert.surgery.plan_report import Plan
+from sse_convert.surgery.recipe_lines import recipe_body, recipe_header, text_lines
+from sse_convert.surgery.recipe_text import recipe_text
+from sse_convert.surgery.recipe_time import Pace, fitted_share
+from sse_convert.surgery.wanted_recipe import Machine, NewRecipe, Wanted, sizes_of
 
 SHORTEST_HELD_OUT = 256
 """tokens of a row that is measured on; less text than that is refused by `run`"""
@@ -43,57 +49,18 @@ SHORTEST_ROW = 2048
 """of the second stage, below which a smaller machine is not helped"""
 MOST_GPUS = 8
 """that share the rows of a step"""
+CPU_ROW = 2048
+"""tokens of the second stage's rows on a CPU"""
+CPU_HOURS = 2.0
+"""that a recipe for a CPU takes, where nobody says"""
+FULL_EVAL = {"tokens": 131072, "samples": 500}
+CPU_EVAL = {"tokens": 8192, "samples": 20}
+"""tokens and needles of each length that are measured, on a GPU and on a CPU"""
 USUAL_GIB = 80
 """of one GPU, which must hold all weights in training where a recipe for any machine is to train them"""
 
 
-@dc.dataclass(frozen=True, slots=True)
-class Machine:
-    """GPUs of one host."""
-
-    gpus: int
-    gib: int
-    """memory of each"""
-
-
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """What is asked for beside the model."""
-
-    model: str
-    """hub id or folder"""
-    name: str
-    """of the recipe"""
-    title: str
-    """of the model"""
-    command: str
-    """how commands name the recipe"""
-    text: RecipeText = WEB_TEXT
-    """to train on, and to measure on"""
-    license: str | None = None
-    note: str = ""
-    """a line of the header"""
-
-
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
-class NewRecipe:
-    """A recipe as text, and what it is for."""
-
-    text: str
-    data: dict[str, Any]
-    """the same as plain data"""
-    recipe: Recipe
-    way: Way | None
-    """how to launch it; None where it does not fit"""
-    plan: Plan
-
-    @property
-    def fits(self) -> bool:
-        """Whether it fits the machine."""
-        return self.way is not None
-
-
-def new_recipe(teacher: Teacher, wanted: Wanted, machine: Machine | None = None) -> NewRecipe:
+def new_recipe(teacher: Teacher, wanted: Wanted, machine: Machine | Cpu | None = None) -> NewRecipe:
     """The best known recipe for a model, with rows as long as the machine holds.
 
     Args:
@@ -103,59 +70,186 @@ def new_recipe(teacher: Teacher, wanted: Wanted, machine: Machine | None = None)
 
     Raises:
         CheckpointError, RecipeError: the model cannot be converted.
+        UsageError: the time is too short.
     """
-    made = _chosen(wanted, teacher, machine)
-    return dc.replace(made, text="\n".join([*_header(wanted, made, teacher), *_body(made.data, made.plan), ""]))
+    made = _on_cpu(wanted, teacher, machine) if isinstance(machine, Cpu) else _chosen(wanted, teacher, machine)
+    return dc.replace(made, text="\n".join([*recipe_header(wanted, made, teacher), *recipe_body(made), ""]))
+
+
+@dc.dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a machine holds of a recipe."""
+
+    longest: int
+    """tokens of a row"""
+    least: int
+    """rows of a step"""
+    whole: bool
+    """train all weights"""
 
 
 def _chosen(wanted: Wanted, teacher: Teacher, machine: Machine | None) -> NewRecipe:
-    """The one with the longest rows that fits, else that with the shortest rows; of full length for any machine."""
+    """The one with the longest rows that fits, else that with the shortest rows; of full length for any machine. With
+    all weights trained, where the rule does so, before those of converted layers alone."""
+    sizes, longest, least = sizes_of(teacher), LONGEST_ROW, LEAST_ROWS if machine is None else machine.gpus
+    ways = (True, False) if may_train_all(sizes) else (False,)
     made = None
-    for made in _of_every_row(wanted, teacher, machine):
-        if made.fits:
-            break
+    while longest >= SHORTEST_ROW:
+        for shape in (_Shape(longest, least, whole) for whole in ways):
+            made = _on_gpus(wanted, teacher, machine, shape)
+            if made.fits:
+                return made
+        longest //= 2
     assert made is not None
     return made
 
 
-def _of_every_row(wanted: Wanted, teacher: Teacher, machine: Machine | None) -> Iterator[NewRecipe]:
-    """With rows of full length, then of half of it each time, without text; with all weights trained, where the rule
-    does so, before those of converted layers alone."""
-    sizes, longest = sizes_of(teacher), LONGEST_ROW
-    while longest >= SHORTEST_ROW:
-        for whole in (True, False) if may_train_all(sizes) else (False,):
-            data = _data(wanted, sizes, longest, LEAST_ROWS if machine is None else machine.gpus, whole=whole)
-            recipe = recipe_from_dict(data, wanted.command)
-            plan = make_plan(recipe, teacher=teacher)
-            way = _way_anywhere(plan, whole=whole) if machine is None else _way_on(machine, recipe, teacher)
-            yield NewRecipe(text="", data=data, recipe=recipe, way=way, plan=plan)
-        longest //= 2
+def _on_gpus(wanted: Wanted, teacher: Teacher, machine: Machine | None, shape: _Shape) -> NewRecipe:
+    """The recipe of a shape, within the time that is asked for."""
+    sizes = sizes_of(teacher)
+    made = _planned(wanted, teacher, machine, shape, _most_share(wanted, sizes, 1.0))
+    most = _most_share(wanted, sizes, sum(MOST_TOKENS) / sum(budgets(sizes)))
+    for _ in range(0 if wanted.hours is None else 2):  # stages of another length may fit, and compile, in another way
+        if made.way is not None and wanted.hours is not None:
+            pace = _gpu_pace(made, made.way)
+            share = fitted_share(pace, wanted.hours, lambda share: _stages(sizes, shape, share), most)
+            made = _planned(wanted, teacher, machine, shape, share)
+    return made
+
+
+def _gpu_pace(made: NewRecipe, way: Way) -> Pace:
+    """Of a recipe as it is launched."""
+    assert made.plan.choice is not None
+    gpus, costs = way.gpus, made.plan.costs
+    twice = way.gpu_hours / costs.gpu_hours  # activations that must be
+    stages = zip(costs.stages, made.recipe.stages, strict=True)
+    return Pace(
+        tokens=tuple(twice * cost.gpu_hours / stage.tokens / gpus for cost, stage in stages),
+        beside=made.plan.choice.gpu_hours / gpus,
+    )
+
+
+def _planned(wanted: Wanted, teacher: Teacher, machine: Machine | None, shape: _Shape, share: float) -> NewRecipe:
+    data = _data(wanted, sizes_of(teacher), shape, share)
+    recipe = recipe_from_dict(data, wanted.command)
+    plan = make_plan(recipe, teacher=teacher)
+    way = _way_anywhere(plan, whole=shape.whole) if machine is None else _way_on(machine, recipe, teacher)
+    return NewRecipe(text="", data=data, recipe=recipe, way=way, plan=plan)
+
+
+def _on_cpu(wanted: Wanted, teacher: Teacher, cpu: Cpu) -> NewRecipe:
+    """The recipe that this CPU finishes in the time asked for."""
+    sizes, geometry = sizes_of(teacher), geometry_of(teacher)
+    shape = _Shape(CPU_ROW, 1, cpu.whole and may_train_all(sizes))
+    known = 1.0 if wanted.hours is None else sum(MOST_TOKENS) / sum(budgets(sizes))
+    most = _most_share(wanted, sizes, known)
+    plain: list[Mixer | None] = [None] * geometry.layers
+    draft = recipe_from_dict(_data(wanted, sizes, shape, most, CPU_EVAL), wanted.command)
+    choice = make_plan(draft, teacher=teacher, cpu=True).choice
+    assert choice is not None
+    assert draft.eval.needle is not None
+    read = sum(draft.eval.tokens + draft.eval.needle.samples * length for length in draft.eval.lengths)
+    measuring = 2 * read * forward_flops(geometry, plain, CPU_ROW) / cpu.flops / 3600
+    pace = Pace(
+        tokens=(cpu.token / 3600,) * len(draft.stages),
+        step=cpu.step / 3600,
+        beside=(choice.cpu_hours or 0.0) + measuring,
+    )
+    share = fitted_share(pace, wanted.hours or CPU_HOURS, lambda share: _stages(sizes, shape, share), most)
+    data = _data(wanted, sizes, shape, share, CPU_EVAL)
+    recipe = recipe_from_dict(data, wanted.command)
+    plan = make_plan(recipe, teacher=teacher, cpu=True)
+    return NewRecipe(text="", data=data, recipe=recipe, way=None, plan=plan, pace=pace)
+
+
+def _most_share(wanted: Wanted, sizes: ModelSizes, known: float) -> float:
+    """Of the rule's tokens, for which there is text.
+
+    Args:
+        wanted: its text counts.
+        sizes: of the model.
+        known: the share where there is enough of it.
+    """
+    return min(known, wanted.text.most_tokens / sum(budgets(sizes)))
+
+
+def _stages(sizes: ModelSizes, shape: _Shape, share: float) -> list[dict[str, Any]]:
+    return recommended_stages(sizes, shape.longest, share, shape.least, whole=shape.whole)
 
 
 def write_new_recipe(
-    model: str, to: Path, *, text: Sequence[Path | str], held_out: Sequence[Path | str], overwrite: bool
+    model: str,
+    to: Path,
+    *,
+    text: Sequence[Path | str],
+    held_out: Sequence[Path | str],
+    hours: float | None,
+    overwrite: bool,
 ) -> TextReport:
     """Write the recipe of a model to a file. Arguments and errors as of `api.recipes_new`."""
     title = Path(model).resolve().name if Path(model).is_dir() else model.rpartition("/")[2]
     target = recipe_target(to, title.lower(), overwrite=overwrite)
-    teacher, here = open_for_planning(model), machine_here()
+    teacher = open_for_planning(model)
     found = recipe_text(teacher, text, held_out)
-    wanted = Wanted(model=model, name=title.lower(), title=title, command=shlex.quote(str(target)), text=found)
-    made = new_recipe(teacher, wanted, here)
+    name, command = title.lower(), shlex.quote(str(target))
+    wanted = Wanted(model=model, name=name, title=title, command=command, text=found, hours=hours)
+    made, told = _for_here(teacher, wanted)
     write_text(target, made.text)
     choice = made.plan.choice
     assert choice is not None
     needs = "" if made.way is None else f"; needs {gpus_in_words(made.way)}"
-    lines = [f"wrote {target}: {choice.keep} of {len(choice.among)} {choice.what} to be chosen{needs}"]
-    if here is None:
-        lines.append("there is no GPU here: the recipe is for the fewest GPUs that hold its rows")
-    elif made.way is None:
-        gpus = f"{here.gpus} GPU{'s' * (here.gpus > 1)} of {here.gib} GiB"
-        lines.append(f"warning: it does not fit {gpus} by the estimate of `plan`, even in rows of {SHORTEST_ROW}")
-    lines += [*_text_lines(wanted, made.recipe, teacher), *found.remarks]
+    lines = [
+        f"wrote {target}: {choice.keep} of {len(choice.among)} {choice.what} to be chosen{needs}",
+        *told,
+        *text_lines(wanted, made.recipe, teacher),
+        *found.remarks,
+        f"next: sse-convert plan {wanted.command}",
+    ]
     way = None if made.way is None else dc.asdict(made.way)
-    data = {"path": str(target), "way": way, "fits": made.fits, "text": made.text}
-    return TextReport(data, [*lines, f"next: sse-convert plan {wanted.command}"])
+    return TextReport({"path": str(target), "way": way, "fits": made.fits, "text": made.text}, lines)
+
+
+def _for_here(teacher: Teacher, wanted: Wanted) -> tuple[NewRecipe, list[str]]:
+    """The recipe for this machine, and what to tell of that.
+
+    Raises:
+        UsageError: the time is too short for this machine.
+    """
+    here = machine_here()
+    if here is not None:
+        made = new_recipe(teacher, wanted, here)
+        gpus = f"{here.gpus} GPU{'s' * (here.gpus > 1)} of {here.gib} GiB"
+        told = f"warning: it does not fit {gpus} by the estimate of `plan`, even in rows of {SHORTEST_ROW}"
+        return made, [] if made.fits else [told]
+    if (cpu := cpu_of(teacher, wanted)) is not None:
+        try:
+            made = new_recipe(teacher, wanted, cpu)
+        except UsageError as error:
+            if wanted.hours is not None:
+                raise
+            slow = f"{error.what}; {error.fix}"
+        else:
+            assert made.pace is not None
+            hours = time_in_words(made.pace.hours(made.data["stages"]))
+            return made, [f"there is no GPU here: the recipe is for this CPU and takes {hours}; --hours changes that"]
+    elif wanted.hours is not None:
+        raise UsageError(
+            f"--hours {wanted.hours:g}, and there is no GPU here",
+            expected="a machine that can train the model: a GPU, or for small models without experts a CPU",
+            fix="leave --hours out: the recipe is then for the fewest GPUs that hold its rows",
+        )
+    else:
+        slow = ""
+    any_gpus = "there is no GPU here: the recipe is for the fewest GPUs that hold its rows"
+    return new_recipe(teacher, wanted), [any_gpus, *([slow] if slow else [])]
+
+
+def cpu_of(teacher: Teacher, wanted: Wanted) -> Cpu | None:
+    """This CPU as it trains a model; None where it cannot."""
+    recipe = recipe_from_dict(_data(wanted, sizes_of(teacher), _Shape(CPU_ROW, 1, whole=False), 1.0))
+    with progress("timing this CPU", 1):
+        muon = recipe.stages[0].optimizer == "muon"
+        return cpu_here(geometry_of(teacher), recipe.mixers[MIXER], muon=muon)
 
 
 def machine_here() -> Machine | None:
@@ -165,18 +259,6 @@ def machine_here() -> Machine | None:
     count = min(MOST_GPUS, torch.cuda.device_count()) if torch.cuda.is_available() else 0
     memory = [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
     return Machine(1 << (count.bit_length() - 1), math.ceil(min(memory) / GIB)) if memory else None
-
-
-def sizes_of(teacher: Teacher) -> ModelSizes:
-    """What the rule reads of a model."""
-    softmax = set(teacher.softmax_layers)
-    return ModelSizes(
-        width=teacher.dims.hidden,
-        parameters=teacher.files.parameters,
-        positions=teacher.text.max_position_embeddings,
-        full=tuple(i in softmax and window is None for i, window in enumerate(teacher.windows)),
-        heads=teacher.separable_heads,
-    )
 
 
 def _way_anywhere(plan: Plan, *, whole: bool) -> Way | None:
@@ -193,19 +275,20 @@ def _way_on(machine: Machine, recipe: Recipe, teacher: Teacher) -> Way | None:
     return None if way is None or way.lora else way
 
 
-def _data(wanted: Wanted, sizes: ModelSizes, longest: int, least: int, *, whole: bool) -> dict[str, Any]:
+def _data(
+    wanted: Wanted, sizes: ModelSizes, shape: _Shape, share: float, measured_on: dict[str, int] = FULL_EVAL
+) -> dict[str, Any]:
     """The recipe as plain data.
 
     Args:
         wanted: names and text.
         sizes: of the model.
-        longest: tokens of a row that the machine holds.
-        least: rows of a step.
-        whole: train all weights.
+        shape: that the machine holds.
+        share: of the rule's tokens.
+        measured_on: tokens and needles of each length.
     """
     text, measured = wanted.text, sizes.measured
-    share = min(1.0, text.most_tokens / sum(budgets(sizes)))
-    stages = recommended_stages(sizes, longest, share, least, whole=whole)
+    stages = _stages(sizes, shape, share)
     if text.chats:
         stages = [{**stage, "loss_mask": "assistant"} for stage in stages]
     needles = recommended_needles(sizes, min(stage["seq_len"] for stage in stages))
@@ -214,151 +297,27 @@ def _data(wanted: Wanted, sizes: ModelSizes, longest: int, least: int, *, whole:
         "model": wanted.model,
         "layers": recommended_layers(sizes.full, measured),
         "mixers": {MIXER: recommended_mixer(sizes.positions, measured)},
-        "calibrate": recommended_calibration(sizes),
+        "calibrate": recommended_calibration(sizes, shape.longest),
         "stages": stages,
         "data": {
             "train": list(text.train),
             "valid": list(text.valid),
             **({"needles": needles} if needles else {}),
         },
-        "eval": _eval([stage["seq_len"] for stage in stages], text.held_out),
+        "eval": _eval([stage["seq_len"] for stage in stages], text.held_out, measured_on),
         "export": {"dir": f"out/{wanted.name}-sse", **({"license": wanted.license} if wanted.license else {})},
     }
 
 
-def _eval(lengths: list[int], held_out: int | None) -> dict[str, Any]:
+def _eval(lengths: list[int], held_out: int | None, measured_on: dict[str, int]) -> dict[str, Any]:
     """What is measured, in rows that the held-out text fills.
 
     Args:
         lengths: tokens of training rows.
         held_out: tokens of the text, about; None for enough.
+        measured_on: tokens and needles of each length.
     """
     most = max(SHORTEST_HELD_OUT, 1 << (held_out * 3 // 4).bit_length() - 1) if held_out else max(lengths)
     lengths = list(dict.fromkeys(min(length, most) for length in lengths))
-    return {"lengths": lengths, "tokens": 131072, "needle": {"lengths": lengths, "samples": 500}}
-
-
-def _header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str]:
-    assert made.plan.choice is not None
-    choice, way, sizes = made.plan.choice, made.way, sizes_of(teacher)
-    measured = sizes.measured
-    ruled = f"rates by width ({measured.width} to {teacher.dims.hidden}), tokens of a step, rows"
-    ruled += "" if made.data["mixers"][MIXER] == recommended_mixer(measured=measured) else ", window"
-    kept = f"{choice.keep} of {len(choice.among)} {choice.what} stay softmax, chosen before training"
-    command = f"sse-convert run {wanted.command}"
-    lines = [
-        f"{wanted.title}: {kept}; all else becomes SSE beside a window.",
-        f"Plan:  sse-convert plan {wanted.command}",
-        f"Run:   {command if way is None else launch_command(way, command)}",
-        f"Takes: {_takes(way, choice.gpu_hours)}",
-        "       GPU time is that of `plan`, if several GPUs lose nothing; below, with activations computed once.",
-        *_evidence(made.recipe, sizes),
-        f"By rule from there: {ruled}.",
-        f"Not measured: {_unmeasured(made.recipe, sizes)}.",
-        *(line[0].upper() + line[1:] + "." for line in _text_lines(wanted, made.recipe, teacher)),
-        *([wanted.note] if wanted.note else []),
-    ]
-    return [f"# {line}" for line in lines]
-
-
-def _evidence(recipe: Recipe, sizes: ModelSizes) -> list[str]:
-    """What was measured of the parts of a recipe."""
-    name = sizes.measured.name
-    if not sizes.measured.by_heads:
-        return [
-            f"Measured, on teachers of 30M and 32M parameters (recipe {name}): choosing layers, SSE beside a window,",
-            "       training of converted layers alone, AdamW, two stages of KL.",
-        ]
-    planted = ", planted facts" * bool(recipe.data.needles.share)
-    return [
-        f"Measured, on SmolLM2-135M-Instruct (recipe {name}): choosing heads, one state beside a window,",
-        f"       Muon, two stages of KL{planted}.",
-    ]
-
-
-def _unmeasured(recipe: Recipe, sizes: ModelSizes) -> str:
-    """What no measurement stands for."""
-    if not sizes.measured.by_heads:
-        return f"this model, its share of layers, its text and tokens, state_heads: {STATE_HEADS}"
-    alone = ", training of converted layers alone" * any(stage.train == "mixers" for stage in recipe.stages)
-    return f"this model, its share of heads, its text and tokens{alone}"
-
-
-def _text_lines(wanted: Wanted, recipe: Recipe, teacher: Teacher) -> list[str]:
-    """How much text there is, and how often the recipe reads it."""
-    text, tokens = wanted.text, sum(stage.tokens for stage in recipe.stages)
-    if text.tokens is None:
-        return []
-    of_rule, passes = sum(budgets(sizes_of(teacher))), text.passes(tokens)
-    read = f"{passes:.0f} times" if passes >= 1.5 else "once" if passes >= 0.75 else f"{passes:.0%} of it"
-    told = f"text: about {format_number(text.tokens)} tokens in the files, read {read} ({format_number(tokens)} tokens"
-    if text.passes(of_rule) <= MOST_PASSES:
-        return [f"{told})"]
-    return [f"{told}; the rule's {format_number(of_rule)} would read it {text.passes(of_rule):,.0f} times)"]
-
-
-def _takes(way: Way | None, choosing: float) -> str:
-    """The machine, how it is used, memory and GPU time with that of a choice."""
-    if way is None:
-        return "more memory than the GPUs that it was written for have, by the estimate of `plan`."
-    how = "" if way.how == "as it is" else f" ({way.how})"
-    return f"{gpus_in_words(way)}{how}, {way.bytes / GIB:.1f} GiB of each used; {_time(way.gpu_hours + choosing)}."
-
-
-def _body(data: dict[str, Any], plan: Plan) -> list[str]:
-    """The recipe's lines, one for each key of the first level or entry of a list, with costs behind them."""
-    assert plan.choice is not None
-    chosen, layers = plan.choice, data["layers"]
-    return [
-        f"recipe_version: {data['recipe_version']}",
-        f"model: {format_flow([data['model']])[1:-1]}",
-        "layers:",
-        f"  pattern: {format_flow(layers['pattern'])}",
-        f"  # at most {chosen.passes} forward passes over {chosen.tokens:,} tokens; {_time(chosen.gpu_hours)}",
-        f"  select: {format_flow(layers['select'])}",
-        "mixers:",
-        *(f"  {name}: {format_flow(settings)}" for name, settings in data["mixers"].items()),
-        f"calibrate: {_with_units(data['calibrate'])}",
-        "stages:",
-        *(
-            line
-            for parts in zip(data["stages"], plan.stages, plan.costs.stages, strict=True)
-            for line in _stage(*parts)
-        ),
-        "data:",
-        *(line for key in ("train", "valid") for line in _sources(key, data["data"][key])),
-        *(f"  {key}: {format_flow(data['data'][key])}" for key in ("needles",) if key in data["data"]),
-        f"eval: {_with_units(data['eval'])}",
-        f"export: {format_flow(data['export'])}",
-    ]
-
-
-def _stage(stage: dict[str, Any], row: StageRow, cost: StageCost) -> list[str]:
-    return [
-        f"  # {row.steps:,} steps; {_time(cost.gpu_hours)}",
-        f"  - {_with_units(stage)}",
-    ]
-
-
-def _sources(key: str, sources: list[dict[str, Any]]) -> list[str]:
-    return [f"  {key}:", *(f"    - {format_flow(source)}" for source in sources)]
-
-
-def _with_units(data: dict[str, Any]) -> str:
-    """One line of YAML with counts as people write them: `4K`."""
-    return format_flow(_spelled(data))
-
-
-def _spelled(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _spelled(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_spelled(item) for item in value]
-    if type(value) is not int or value < 1024:
-        return value
-    text = f"{value / 1_000_000:g}M" if value % 10_000 == 0 else format_count(value)
-    return value if text.isdigit() else text
-
-
-def _time(hours: float) -> str:
-    return f"{time_in_words(hours)} of GPU time"
+    needle = {"lengths": lengths, "samples": measured_on["samples"]}
+    return {"lengths": lengths, "tokens": measured_on["tokens"], "needle": needle}

@@ -5,7 +5,15 @@ from sse_convert.recipe.units import format_count, parse_count, spelled_float
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("4K", 4096), ("128k", 131072), ("100M", 100_000_000), ("1.5M", 1_500_000), ("1B", 10**9), ("0.5K", 512)],
+    [
+        ("4K", 4096),
+        ("128k", 131072),
+        ("100M", 100_000_000),
+        ("1.5M", 1_500_000),
+        ("1B", 10**9),
+        ("0.5K", 512),
+        ("8.2M", 8_200_000),
+    ],
 )
 def test_counts(text, count):
     assert parse_count(text) == count

@@ -26,6 +26,11 @@ ROOT = Path(__file__).parents[2]
 TEACHER = ROOT / "demo" / "teacher"
 
 
+@pytest.fixture(autouse=True)
+def _no_cpu(monkeypatch):
+    monkeypatch.setattr(module, "cpu_of", lambda *_: None)
+
+
 def made(name, machine=None, **more):
     teacher = teacher_from_config(model_config(name), name)
     wanted = Wanted(model=f"X/{name}", name=name, title=name, command=name, **more)

@@ -19,6 +19,7 @@ from sse_convert.evaluation.tasks import check_texts
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.checks import check_run
 from sse_convert.surgery import new_recipe as module
+from sse_convert.surgery.cpu_training import Cpu
 from sse_convert.surgery.recipe_text import HUB_CHATS, MOST_PASSES
 
 TEACHER = Path(__file__).parents[2] / "demo" / "teacher"
@@ -43,6 +44,7 @@ RECORDS = {
 @pytest.fixture(autouse=True)
 def _here(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "machine_here", lambda: None)
+    monkeypatch.setattr(module, "cpu_of", lambda *_: None)
     monkeypatch.chdir(tmp_path)
 
 
@@ -88,16 +90,27 @@ KINDS = {
 }
 
 
+CPU = Cpu(cores=2, whole=True, token=1e-4, step=1e-3, flops=1e10)
+"""half an hour of it holds the rule's tokens for the demo's teacher"""
+MACHINES = ((False, None, None), (True, None, None), (True, CPU, None), (False, CPU, 0.2))
+"""held-out text, a CPU, hours"""
+
+
 @pytest.mark.parametrize(
-    ("kind", "held_out"), [*((kind, False) for kind in KINDS), ("text", True), ("chats", True), ("a folder", True)]
+    ("kind", "held_out", "cpu", "hours"),
+    [
+        *((kind, *MACHINES[0]) for kind in KINDS),
+        *((kind, *machine) for kind in ("text", "chats", "a folder") for machine in MACHINES[1:]),
+    ],
 )
-def test_run_accepts_what_is_written(kind, held_out):
+def test_run_accepts_what_is_written(monkeypatch, kind, held_out, cpu, hours):
     """Every stage reads rows of it with a token to predict, and evaluation its own."""
+    monkeypatch.setattr(module, "cpu_of", lambda *_: cpu)
     model = teacher(APPENDS)
     files = [write(name, of) for name, of in KINDS[kind]]
     given = "a" if "/" in KINDS[kind][0][0] else files[0]
     measured = [write("held/out.jsonl", "chat", 40)] if held_out else []
-    api.recipes_new(model, NEW, text=[given], held_out=measured)
+    api.recipes_new(model, NEW, text=[given], held_out=measured, hours=hours)
     recipe = load_recipe(NEW)
     assert not list(check_run(recipe))
     assert not [note for note in api.plan(NEW).notes if "refuses" in note]

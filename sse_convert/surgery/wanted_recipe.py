@@ -1,0 +1,74 @@
+"""What a new recipe is asked for with, and what it is once it is made."""
+
+import dataclasses as dc
+from typing import Any
+
+from sse_convert.checkpoints.teacher import Teacher
+from sse_convert.recipe import Recipe
+from sse_convert.recipe.recommended import ModelSizes
+from sse_convert.surgery.costs import Way
+from sse_convert.surgery.plan_report import Plan
+from sse_convert.surgery.recipe_text import WEB_TEXT, RecipeText
+from sse_convert.surgery.recipe_time import Pace
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Machine:
+    """GPUs of one host."""
+
+    gpus: int
+    gib: int
+    """memory of each"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What is asked for beside the model."""
+
+    model: str
+    """hub id or folder"""
+    name: str
+    """of the recipe"""
+    title: str
+    """of the model"""
+    command: str
+    """how commands name the recipe"""
+    text: RecipeText = WEB_TEXT
+    """to train on, and to measure on"""
+    license: str | None = None
+    note: str = ""
+    """a line of the header"""
+    hours: float | None = None
+    """that choosing, training and measuring may take; None for the rule's tokens, and two on a CPU"""
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class NewRecipe:
+    """A recipe as text, and what it is for."""
+
+    text: str
+    data: dict[str, Any]
+    """the same as plain data"""
+    recipe: Recipe
+    way: Way | None
+    """how to launch it on GPUs; None where it does not fit"""
+    plan: Plan
+    pace: Pace | None = None
+    """of the CPU that it is for"""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits the machine."""
+        return self.way is not None or self.pace is not None
+
+
+def sizes_of(teacher: Teacher) -> ModelSizes:
+    """What the rule reads of a model."""
+    softmax = set(teacher.softmax_layers)
+    return ModelSizes(
+        width=teacher.dims.hidden,
+        parameters=teacher.files.parameters,
+        positions=teacher.text.max_position_embeddings,
+        full=tuple(i in softmax and window is None for i, window in enumerate(teacher.windows)),
+        heads=teacher.separable_heads,
+    )
