@@ -73,6 +73,12 @@ def test_outputs_are_compared_as_exactly_as_asked() -> None:
     assert not agrees(shown, "\n", frozenset({"sample"}))
 
 
+@pytest.mark.parametrize("said", ["8 passes (below 1 min on one GPU{})\n", "choosing 2 layers: 8 passes{}\n"])
+def test_time_on_the_machine_at_hand_is_nobody_else_s(said: str) -> None:
+    assert agrees(said.format(""), said.format(", about 3 min on this CPU"), NO_CLASSES)
+    assert not agrees(said.format(""), said.format(", about 3 min on this GPU"), NO_CLASSES)
+
+
 def test_numbers_and_hashes_are_figures() -> None:
     text = "1,024 tokens  -3.5e-4 99.5% recipe 2f14e27ee6b9\n-----  ---\n"
     assert without_figures(text) == ["# tokens # # recipe #", "-- --"]
