@@ -1,8 +1,9 @@
 """The token mixers a layer can have, as frozen dataclasses. Pure Python: recipes, checkpoints and models read these.
 
 `full` is the teacher's softmax attention, untouched, and has no settings. Field names are recipe keys. A recipe's mixer
-starts from the built-in one that its `kind` names (`BUILT_IN`, what we recommend). The defaults of the dataclasses are
-the paper's values; they complete the mixers of old checkpoints, so they never change.
+starts from the built-in one that its `kind` names (`BUILT_IN`). What is recommended for one, `recipe/recommended.py`
+says. The defaults of the dataclasses are the paper's values; they complete the mixers of old checkpoints, so they never
+change.
 Source: arXiv:2507.16577, sections "SSE" and "Ablation Study".
 """
 
@@ -262,7 +263,7 @@ def _window_checks(mixer: WindowMixer) -> list[tuple[bool, str]]:
 
 
 Mixer = SSEMixer | SSESlidingMixer | SlidingMixer
-_RECOMMENDED: dict[str, Any] = {
+_RETRIEVING: dict[str, Any] = {
     "num_partitions": 60,
     "top_k": 4,
     "update": "delta",
@@ -270,11 +271,12 @@ _RECOMMENDED: dict[str, Any] = {
     "state_heads": "query",
     "decay_params": "separate",
 }
+"""for models in which no softmax head stays"""
 _GDN: dict[str, Any] = {"k_feature_map": "l2", "decay": "scalar"}
 """keys of unit norm and one decay per head"""
 BUILT_IN: dict[str, Mixer] = {
-    "sse": SSEMixer(**_RECOMMENDED),
-    "sse+sliding": SSESlidingMixer(**_RECOMMENDED),
+    "sse": SSEMixer(**_RETRIEVING),
+    "sse+sliding": SSESlidingMixer(**_RETRIEVING),
     "sliding": SlidingMixer(),
     "paper": SSEMixer(kind="paper"),
     "gla": SSEMixer(kind="gla", **FIXED["gla"], k_feature_map="silu"),
