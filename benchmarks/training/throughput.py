@@ -59,9 +59,9 @@ from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.schema import Recipe
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.speed import training_flops
+from sse_convert.training.compiling import compile_layers
 from sse_convert.training.losses import linear_cross_entropy, linear_kl
 from sse_convert.training.metrics import read
-from sse_convert.training.setup import compile_layers
 
 WARM = 2
 """steps that compile"""
@@ -168,7 +168,7 @@ def run_plain(recipe: Recipe, loss: str, rows: int, steps: int) -> list[float]:
         teacher = teacher.to(device).requires_grad_(False)
     for model in (student, teacher) if cuda else ():
         if model is not None:
-            compile_layers(model)  # type: ignore[arg-type]
+            compile_layers(model)
     optimizer = torch.optim.AdamW(student.parameters(), 1e-5, fused=cuda)
     tokens = torch.randint(5, 4000, (stage.batch_tokens // stage.seq_len, stage.seq_len), device=device)
     seconds = []
