@@ -2,7 +2,8 @@
 
     what stays      a tenth of the heads, where layers have three or more key-value heads, otherwise a quarter of the
                     layers; chosen before training (`ModelSizes.measured`)
-    rates           those of the measured recipe, for wider models times its width over the model's (`RATE_POWER`)
+    rates           those of the measured recipe, times its width over the model's (`RATE_POWER`); beside heads they fall
+                    alone
     tokens          as many per parameter as the measured recipe had, or as its rule says, at most 600M and 200M
     a step's tokens those of the measured recipe, times the square root of how many times its tokens are trained on, as
                     a power of two; eight rows at least, so that eight GPUs can share a step
@@ -100,8 +101,8 @@ class ModelSizes:
 
 
 def scaled_rates(measured: Measured, stage: Stage, width: int, *, whole: bool) -> dict[str, float]:
-    """Learning rates of a measured stage at another width, with two digits. They do not rise for narrower models, which
-    then end further from their teacher than they began.
+    """Learning rates of a measured stage at another width, with two digits. Beside whole layers they were measured on
+    narrower models too, and rise there; beside heads such a model then ended further from its teacher than it began.
 
     Args:
         measured: the recipe.
@@ -110,7 +111,7 @@ def scaled_rates(measured: Measured, stage: Stage, width: int, *, whole: bool) -
         whole: all weights are trained.
     """
     assert isinstance(stage.lr, LearningRates)
-    factor = min(1.0, measured.width / width) ** RATE_POWER
+    factor = (measured.width / (max(width, measured.width) if measured.by_heads else width)) ** RATE_POWER
     rates = {group: rate for group, rate in dc.asdict(stage.lr).items() if rate is not None}
     return {group: _rounded(rate * factor, 2) for group, rate in rates.items() if whole or group != "rest"}
 
