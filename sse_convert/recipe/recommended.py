@@ -2,8 +2,8 @@
 
     what stays      a tenth of the heads, where layers have three or more key-value heads, otherwise a quarter of the
                     layers; chosen before training (`ModelSizes.measured`)
-    rates           those of the measured recipe, times its width over the model's (`RATE_POWER`); beside heads they fall
-                    alone
+    rates           those of the measured recipe, times its width over the model's (`RATE_POWER`); beside heads they
+                    only fall
     tokens          as many per parameter as the measured recipe had, or as its rule says, at most 600M and 200M
     a step's tokens those of the measured recipe, times the square root of how many times its tokens are trained on, as
                     a power of two; eight rows at least, so that eight GPUs can share a step
