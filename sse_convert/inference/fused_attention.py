@@ -18,7 +18,7 @@ from sse_convert.inference.fused_norms import Norm, norm_of
 from sse_convert.inference.fused_weights import FEW_ROWS, NotFusedError, Pair, added, plain_tensor, projection
 from sse_convert.modeling.compat import CACHE
 from sse_convert.modeling.context import current_shard
-from sse_convert.modeling.initialise import NORM_EPS
+from sse_convert.modeling.initialise import NORM_EPS, precise_dtype
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import LAYOUT
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
@@ -221,8 +221,14 @@ class StateHeads:
             both = None if beside is None else (beside[0].flatten(1), beside[1])
             flat, size = heads.flatten(1).contiguous(), heads.shape[2]
             return added_product(flat, *output, x, self._scale, size, NORM_EPS, both)
-        scaled = self._attention.scaled(heads, self._dtype)
-        return added(scaled if beside is None else branch_sum(scaled, *beside).flatten(1), output, x)
+        joined = (
+            self._attention.scaled(heads, self._dtype) if beside is None else self.joined(heads, *beside).flatten(1)
+        )
+        return added(joined, output, x)
+
+    def joined(self, heads: Tensor, window: Tensor, scale: Tensor) -> Tensor:
+        """[B, Hq, V] of `heads`, normed and scaled, and those of a window times their scale [Hq], added unrounded."""
+        return branch_sum(self._attention.scaled(heads, precise_dtype(window)), window, scale)
 
     def _rotation(self, given: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
         return rotation_of(given, self._attention.dims.head_dim) if self._attention.rotates else None

@@ -26,7 +26,7 @@ from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.layout import LAYOUT
 from sse_convert.modeling.window.sliding import SlidingHook
 from sse_convert.modeling.window.window_attention import HeadOrder
-from sse_convert.modeling.window.window_branch import SSESlidingAttention, branch_sum
+from sse_convert.modeling.window.window_branch import SSESlidingAttention
 from sse_convert.modeling.window_cache import SlidingCacheLayer
 
 OWN = ("q", "k", "v")
@@ -128,7 +128,6 @@ class WindowStatePart:
 
     def __init__(self, attention: SSESlidingAttention, norm: Norm, dtype: torch.dtype) -> None:
         more = new_projections(attention, dtype)
-        self._attention, self._dtype = attention, dtype
         self._window = WindowHeads(attention, attention.mixer, attention.order, more, norm, dtype)
         self._state = StateHeads(attention, self._window.projected, dtype)
         self._scale = plain_tensor(attention.sse_window_scale, attention.sse_window_scale.dtype, "sse_window_scale")
@@ -142,7 +141,7 @@ class WindowStatePart:
         window, state = self._window(projected, given), self._state(projected, given)
         if self._window.order is None:
             return self._state.added(state, self._output, x, (window, self._scale))
-        both = branch_sum(self._attention.scaled(state, self._dtype), window, self._scale)
+        both = self._state.joined(state, window, self._scale)
         return added(self._window.joined(both, projected, given), self._output, x)
 
 

@@ -1,8 +1,8 @@
 """A selection as a recipe has it: `run` makes it so, and the command `select` where nothing else is asked for.
 
 It is greedy for layers and by attention for heads, on training text, with rows as long as the recipe's. A CPU that
-would take long measures less. Windows stand in for what layers become: untrained SSE says
-nothing of what trained SSE will find.
+would take long measures less. Windows stand in for what layers become: untrained SSE says nothing of what trained SSE
+will find.
 """
 
 import dataclasses as dc
@@ -17,7 +17,7 @@ from sse_convert.recipe.schema import Recipe
 from sse_convert.report import time_in_words
 from sse_convert.selection.select import replacement
 from sse_convert.selection.setup import SHORTEST_ROW, WINDOWS, SelectSettings, known_mixers
-from sse_convert.surgery.choice_cost import choice_effort, cpu_hours
+from sse_convert.surgery.choice_cost import Effort, choice_effort, cpu_hours
 from sse_convert.surgery.plan import geometry_of
 
 TOLD = 1 / 60
@@ -78,10 +78,8 @@ def settings_for(
         cpu=length is None and place.type == "cpu",
     )
     rows = effort.rows
-    if (hours := cpu_hours(effort, teacher.dtype)) >= TOLD and place.type == "cpu":
-        what = "layers" if by == "layers" else "key-value heads"
-        passes = f"at most {effort.sets} forward passes over {rows.tokens:,} tokens"
-        say(f"choosing {keep} of {len(units)} {what}: {passes}, about {time_in_words(hours)} on this CPU")
+    if place.type == "cpu":
+        _tell(f"{keep} of {len(units)} {'layers' if by == 'layers' else 'key-value heads'}", effort, teacher)
     settings = SelectSettings(
         keep=keep,
         among=None if choice is None else choice.among,
@@ -97,6 +95,13 @@ def settings_for(
         recall_weight=recall_weight,
     )
     return read_for_selection(recipe, rows, windows=stand_in is None), settings
+
+
+def _tell(chosen: str, effort: Effort, teacher: Teacher) -> None:
+    """Say how long a choice on this CPU will take, if that is long."""
+    if (hours := cpu_hours(effort, teacher.dtype)) >= TOLD:
+        passes = f"at most {effort.sets} forward passes over {effort.rows.tokens:,} tokens"
+        say(f"choosing {chosen}: {passes}, about {time_in_words(hours)} on this CPU")
 
 
 def _asking(recipe: Recipe, keep: int | None) -> Recipe:
