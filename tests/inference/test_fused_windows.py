@@ -14,7 +14,9 @@ from tests.inference.launches import counted
 from tests.inference.test_cuda_graphs import plain_steps, prefill
 from tests.modeling.tiny import tiny_model
 
-STEPS = 7
+STEPS = 3
+PAST_THE_RING = 7
+"""steps after which a row of one token has left sinks and window behind"""
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 """of float32 logits"""
 WINDOW = {"window": 4, "sinks": 2}
@@ -32,11 +34,25 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
     "rotated states and biases": ("qwen2", {**ONE_STATE, "rope": "keep", "full_heads": [1]}),
 }
 LENGTHS = {
-    "before the sinks": (1, 1),
+    "before the sinks": (1,),
     "inside the window": (5, 5),
     "beyond it": (13,),
     "many rows": (9,) * (FEW_ROWS + 1),
 }
+CASES = [
+    ("a window", "inside the window"),
+    ("a window", "many rows"),
+    ("a window without sinks, biases", "before the sinks"),
+    ("a window beside a head that sees all", "before the sinks"),
+    ("a window beside a head that sees all", "beyond it"),
+    ("one state and a window", "before the sinks"),
+    ("one state and a window", "beyond it"),
+    ("one state and a window, norms and a head that sees all", "inside the window"),
+    ("one state and a window, norms and a head that sees all", "many rows"),
+    ("partitions and a window", "beyond it"),
+    ("rotated states and biases", "inside the window"),
+]
+"""every mixer, and every length with a window alone and beside states"""
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -66,25 +82,31 @@ def plainly(model: PreTrainedModel, lengths: tuple[int, ...], steps: int) -> Any
         return plain_steps(model, *prefill(model, lengths), steps)
 
 
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("name", MIXERS)
-def test_steps_equal_those_of_plain_layers(name: str, lengths: tuple[int, ...], device: str) -> None:
+def test_every_mixer_and_length_is_tried() -> None:
+    assert {name for name, _ in CASES} == set(MIXERS)
+    assert {length for _, length in CASES} == set(LENGTHS)
+
+
+@pytest.mark.parametrize(("name", "length"), CASES)
+def test_steps_equal_those_of_plain_layers(name: str, length: str, device: str) -> None:
+    lengths = LENGTHS[length]
+    steps = PAST_THE_RING if length == "before the sinks" else STEPS
     model = hybrid(name, device)
     assert not not_fused(model)
-    expected, last = plainly(model, lengths, 2 * STEPS)
+    expected, last = plainly(model, lengths, steps + STEPS)
     cache, mask, tokens = prefill(model, lengths)
     step = TokenStep(model, cache, tokens, 40)
     with counted() as launches:
-        logits = torch.stack([step().clone() for _ in range(STEPS)], 1)
-    assert device == "cuda" or launches.by_name["ring_kernel"] == STEPS
-    products = 0 if len(lengths) > FEW_ROWS else 2 * STEPS
+        logits = torch.stack([step().clone() for _ in range(steps)], 1)
+    assert device == "cuda" or launches.by_name["ring_kernel"] == steps
+    products = 0 if len(lengths) > FEW_ROWS else 2 * steps
     assert device == "cuda" or launches.by_name["row_products_kernel"] == products
-    torch.testing.assert_close(logits, expected[:, :STEPS], **CLOSE)
+    torch.testing.assert_close(logits, expected[:, :steps], **CLOSE)
     tokens = step.tokens.clone()
     step.release()
-    mask = torch.cat([mask, mask.new_ones(len(mask), STEPS)], 1)
+    mask = torch.cat([mask, mask.new_ones(len(mask), steps)], 1)
     after, end = plain_steps(model, cache, mask, tokens, STEPS)
-    torch.testing.assert_close(after, expected[:, STEPS:], **CLOSE)
+    torch.testing.assert_close(after, expected[:, steps:], **CLOSE)
     assert torch.equal(end, last)
 
 

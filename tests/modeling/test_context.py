@@ -28,7 +28,7 @@ LENGTH = 96
 DOCUMENTS = ([10, 38, 48], [96], [70, 3, 23])
 """the first row's last one begins at a rank's edge, the second row's spans all ranks, and the third's cross edges"""
 LAYERS = ("sse", "sse+sliding", "sliding", "full", "delta", "each", "turned", "keys")
-SIZES: dict[str, Any] = {"num_hidden_layers": len(LAYERS), "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
 EACH = {"decay_params": "separate", "decay": "scalar", "top_k": 2}
 MIXERS = {
     "each": {**SSE, **EACH},
@@ -62,8 +62,9 @@ def rows(documents=DOCUMENTS):
 
 
 def models(family, layers=LAYERS, **settings):
-    student = tiny_model(family, layers, MIXERS, dtype=torch.float64, **SIZES, **settings).train()
-    teacher = tiny_source(family, dtype=torch.float64, seed=7, **SIZES, **settings).requires_grad_(False)
+    sizes = {"num_hidden_layers": len(layers), **SIZES, **settings}
+    student = tiny_model(family, layers, MIXERS, dtype=torch.float64, **sizes).train()
+    teacher = tiny_source(family, dtype=torch.float64, seed=7, **sizes).requires_grad_(False)
     return student, teacher
 
 
@@ -138,10 +139,11 @@ def test_two_ranks_find_what_one_process_finds():
 
 def test_four_ranks_find_what_one_process_finds():
     """More ranks than key-value heads; once with one document per row, once with learned sinks and windows."""
-    windows = {"layer_types": ["sliding_attention", "full_attention"] * 4}
-    sinks = case("gpt_oss", DOCUMENTS, **windows)
+    windows = {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+    sinks = case("gpt_oss", DOCUMENTS, layers=("sse", "full", "full"), **windows)
     assert any(name.endswith("sinks") and bool(g.abs().min() > 0) for name, g in sinks[-1].gradients.items())
-    cases = [case("qwen3", DOCUMENTS), case("llama", [[LENGTH]] * len(DOCUMENTS)), sinks]
+    whole_rows = case("llama", [[LENGTH]] * len(DOCUMENTS), layers=("sse+sliding", "sliding", "full"))
+    cases = [case("qwen3", DOCUMENTS), whole_rows, sinks]
     debug_launcher(together, (cases,), num_processes=4)
 
 

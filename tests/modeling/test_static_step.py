@@ -16,9 +16,8 @@ CLOSE = {"atol": 1e-10, "rtol": 0}
 @pytest.fixture(
     scope="module",
     params=[
-        ("qwen3", ("sse", "sliding", "mixed", "full")),
+        ("qwen3", ("sse+sliding", "sliding", "mixed", "full")),
         ("gpt2", ("sse", "sliding")),
-        ("llama", ("sse+sliding", "full")),
     ],
     ids=str,
 )

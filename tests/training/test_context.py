@@ -54,17 +54,18 @@ def build(teacher_folder, text_folder):
 
 
 def test_two_processes_with_half_of_each_row(build, chats, text_folder, tmp_path):
-    """All three losses, one interrupted and continued; answers alone."""
-    data = {"train": [chats, {"path": str(text_folder)}]}
+    """All three losses, one interrupted and continued; answers alone; looks at held-out text."""
+    data = {"train": [chats, {"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
     answers = {**SIZE, "name": "answers", "loss_mask": "assistant"}
-    one, two = (build(parts, [*STAGES, ("distill", answers)], data=data) for parts in (1, 2))
+    settings = {"data": data, "train": {"validate_every": 64}}
+    one, two = (build(parts, [*STAGES, ("distill", answers)], **settings) for parts in (1, 2))
     convert_checkpoint(one, tmp_path / "converted")
     for stage in one.stages:
         run_stage(one, stage, tmp_path / "converted", tmp_path / "one" / stage.name)
     with patch_environment(accelerate_use_fsdp="true", fsdp_version="2"):
         debug_launcher(forked_stages, (two, tmp_path / "converted", tmp_path / "two"), num_processes=2)
     for stage in one.stages:
-        for key in ("loss", "grad_norm"):
+        for key in ("loss", "grad_norm", "valid_kl" if stage.loss == "kl" else "valid_loss"):
             expected, found = (torch.tensor(losses(tmp_path / way / stage.name, key)) for way in ("one", "two"))
             assert len(expected) == 4
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)

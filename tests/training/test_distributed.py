@@ -4,7 +4,6 @@ They are forked, which spares them the imports; the job script in `tests/example
 from nothing.
 """
 
-import dataclasses as dc
 import json
 import shutil
 from functools import partial
@@ -35,7 +34,7 @@ STAGES = [
     ("distill", {**SIZE, "tokens": 384, "gradient_checkpointing": True, "lr": GENTLE}),
     ("distill", {**SIZE, "tokens": 384, "name": "muon", "optimizer": "muon"}),
     ("distill", {**SIZE, "tokens": 256, "name": "lora", "train": "lora"}),
-    ("uptrain", {**SIZE, "tokens": 768, "name": STOPPED, "checkpoint_steps": 2}),
+    ("uptrain", {**SIZE, "tokens": 512, "name": STOPPED, "checkpoint_steps": 2}),
 ]
 
 
@@ -49,16 +48,6 @@ WINDOWS = {
     ],
 }
 
-SPLIT = {**SIZE, "batch_tokens": 32, "tokens": 128, "context_parallel": 2, "lr": GENTLE}
-"""one row per step, half of it for each process"""
-CONTEXT = {
-    **WINDOWS,
-    "stages": [
-        ("align", {**SPLIT, "lr": 3e-4}),
-        ("distill", {**SPLIT, "gradient_checkpointing": True}),
-        ("uptrain", SPLIT),
-    ],
-}
 BF16 = {
     # that of the packaged recipes, and heads that stay softmax
     "layers": {"pattern": ["sse+sliding", "sliding", "full"], "overrides": {0: {"full_heads": [1]}}},
@@ -67,8 +56,8 @@ BF16 = {
     "stages": [
         ("align", {**SIZE, "tokens": 384}),
         ("distill", {**SIZE, **ALONE, "tokens": 384, "gradient_checkpointing": True}),
-        ("uptrain", {**SIZE, "tokens": 768, "gradient_checkpointing": True}),
-        ("uptrain", {**SIZE, "tokens": 768, "gradient_checkpointing": True, "name": CONTINUED, "checkpoint_steps": 2}),
+        ("uptrain", {**SIZE, "tokens": 512, "gradient_checkpointing": True}),
+        ("uptrain", {**SIZE, "tokens": 512, "gradient_checkpointing": True, "name": CONTINUED, "checkpoint_steps": 2}),
     ],
 }
 
@@ -121,12 +110,6 @@ def compiled(teacher_folder, text_folder, converted):
     return recipe_for(teacher_folder, text_folder, "unused", stages=STAGES[1:2], train={"compile": True}), converted
 
 
-@pytest.fixture(scope="module")
-def context(build, tmp_path_factory):
-    """The recipe of rows over two processes, and what it starts from."""
-    return with_converted(build(**CONTEXT), tmp_path_factory.mktemp("context"))
-
-
 def with_converted(recipe, folder):
     convert_checkpoint(recipe, folder / "converted")
     return recipe, folder / "converted"
@@ -142,12 +125,12 @@ def alone(recipe, converted, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def launched(how, build, recipe, windows, answers, bf16, compiled, context, converted, tmp_path_factory):
+def launched(how, build, recipe, windows, answers, bf16, compiled, converted, tmp_path_factory):
     """The folder of all recipes' stages in two processes, started once for all: that takes longer than the stages."""
     folder = tmp_path_factory.mktemp("launched")
     for library in ("peft", "torch._dynamo.convert_frame", "torch._inductor"):
         import_module(library)  # here, and not in each of the processes
-    sharded = {OLDEST: bf16, COMPILED: compiled, "context": context}
+    sharded = {OLDEST: bf16, COMPILED: compiled}
     runs = {"answers": answers, "all": (recipe, converted), **(sharded if how == FSDP2 else {"windows": windows})}
     told = {name: (recipe.to_dict(), str(checkpoint)) for name, (recipe, checkpoint) in runs.items()}
     (folder / "runs.json").write_text(json.dumps(told))
@@ -191,7 +174,7 @@ def test_a_checkpoint_of_two_processes_is_continued(how, recipe, converted, alon
     assert [path.name for path in (tmp_path / f"{STOPPED}.work").glob("step-*")] == ["step-000002"]
     arguments = recipe, stopped, converted, tmp_path / STOPPED
     if processes == 1:
-        assert run_stage(*arguments).steps == 6
+        assert run_stage(*arguments).steps == 4
     else:
         with patch_environment(**FSDP2):
             debug_launcher(forked, arguments, num_processes=processes)
@@ -210,7 +193,7 @@ def test_gradients_of_ddp_are_views_of_its_buckets(tmp_path):
 
 def test_windows_beside_sse_in_two_processes(how, windows, launched, tmp_path):
     if how == FSDP2:
-        pytest.skip("the recipe of rows over two processes has them")
+        pytest.skip("rows over two processes (test_context.py) have them")
     recipe, checkpoint = windows
     for stage in recipe.stages:
         run_stage(recipe, stage, checkpoint, tmp_path / stage.name)
@@ -225,17 +208,6 @@ def test_answers_alone_in_two_processes(answers, launched, tmp_path):
         expected, found = (torch.tensor(losses(at / "distill", key)) for at in (tmp_path, launched / "answers"))
         assert len(expected) == 4
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
-
-
-def test_rows_over_two_processes(how, context, launched, tmp_path):
-    if how != FSDP2:
-        pytest.skip("rows are split where the model is sharded")
-    recipe, checkpoint = context
-    for stage in recipe.stages:
-        run_stage(recipe, dc.replace(stage, context_parallel=1), checkpoint, tmp_path / stage.name)
-        for key in ("loss", "grad_norm", "valid_kl" if stage.loss == "kl" else "valid_loss"):
-            expected, found = (torch.tensor(losses(at / stage.name, key)) for at in (tmp_path, launched / "context"))
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
 def test_compiled_layers_under_fsdp(how, alone, launched):

@@ -200,7 +200,7 @@ COMPILE_CASES = {
     "delta rule, 256 channels": CompileCase(
         partial(train, dims=(256, 256), dtype=BF16, delta=True, k_map="l2"), slow=True
     ),
-    "train in float32": CompileCase(partial(train, dims=(64, 64), dtype=torch.float32)),
+    "train in float32": CompileCase(partial(train, dims=(64, 64), dtype=torch.float32), slow=True),
     "train with everything": CompileCase(
         partial(
             train, dims=(64, 128), dtype=BF16, heads=(2, 3), states=True, top_k=2,

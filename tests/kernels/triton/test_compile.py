@@ -50,7 +50,7 @@ FEW = ((80, "decode in slots"), (103, "decode in slots"), (120, "decode in slots
 """one case for each of the others on every change, as they have the tiles of those; all cases among the experiments"""
 QUICK = tuple(name for name, case in COMPILE_CASES.items() if not case.slow)
 EACH_CHOICE = [(capability, case) for capability in (MOST, LEAST) for case in QUICK]
-EACH_CHOICE += [(TENSOR_MEMORY, "train as the layer does")]
+EACH_CHOICE += [(TENSOR_MEMORY, "train")]
 
 
 def test_each_choice_of_tiles_compiles_without_spills() -> None:

@@ -14,12 +14,10 @@ DELTA = Trial(delta=True)
 LONG = dc.replace(DELTA, lengths=(330, 20), num_partitions=2)
 """segments of more than one group of chunks"""
 TRIALS = (
-    DELTA,
     dc.replace(DELTA, lengths=(63, 0, 64, 1, 65), num_partitions=3, top_k=2, groups=2, initial_state=True),
     dc.replace(DELTA, lengths=(20, 0, 1, 9), heads=2, final_state=True, top_k=2),
     dc.replace(DELTA, lengths=(0, 1, 0), initial_state=True),
     dc.replace(DELTA, shared=False, write_gate=False, read_gate=False, top_k=2),
-    dc.replace(DELTA, lengths=(200,), num_partitions=1, dtype=BF16),
     dc.replace(DELTA, lengths=(200,), num_partitions=1, decays="0", initial_state=True),
     dc.replace(DELTA, decays="mixed", initial_state=True, top_k=2),
     dc.replace(DELTA, decays="mixed", dtype=BF16, top_k=2),
@@ -28,9 +26,7 @@ TRIALS = (
     dc.replace(DELTA, per_partition=True, top_k=2, k_map="l2", k_scale=True, normalizer=16.0, value_dim=24),
     dc.replace(DELTA, per_partition=True, top_k=2, groups=2, initial_state=True),
     dc.replace(DELTA, renormalise=True, top_k=2),
-    LONG,
     dc.replace(LONG, initial_state=True),
-    dc.replace(LONG, dim=64, value_dim=64, heads=2, dtype=BF16, lengths=(70, 9), initial_state=True),
     dc.replace(LONG, dim=128, value_dim=128, groups=2, dtype=BF16, lengths=(70, 9), initial_state=True),
     dc.replace(DELTA, lengths=(0, 1, 5, 3), num_partitions=24, top_k=4),
 )
