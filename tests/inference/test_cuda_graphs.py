@@ -128,7 +128,7 @@ class Noted:
         return self._kernel[grid]
 
 
-@pytest.mark.parametrize(("name", "compiled"), [("qwen3", False), ("qwen3", True), ("teacher gemma3_text", True)])
+@pytest.mark.parametrize(("name", "compiled"), [("qwen3", True), ("teacher gemma3_text", False)])
 def test_steps_with_the_kernels(name: str, compiled: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph per step for torch.compile, which fuses norms itself; no layer falls back to torch."""
     from sse_convert.kernels.triton.generation import norm, precise_linear, row_products

@@ -1,5 +1,6 @@
 """transformers' own checks of a model, on converted models: all classes of one layout, the causal LM of another."""
 
+import re
 import unittest
 
 import pytest
@@ -106,3 +107,8 @@ class TestStates(Converted, unittest.TestCase):
 
 class TestAllKinds(Converted, unittest.TestCase):
     model_type, layers = "llama", ("sliding", "sse+sliding", "full")
+
+    def setUp(self) -> None:
+        super().setUp()
+        if re.search("eager_matches_sdpa_inference_.*_(fp|bf)16_", self._testMethodName):
+            self.skipTest("in float32 it is the same code, under closer tolerances")

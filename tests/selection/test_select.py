@@ -149,7 +149,8 @@ def test_changed_inputs_are_refused(done, changes, key):
 
 
 def test_untrained_sse_can_stand_in(tmp_path):
-    smaller = {"overrides": ["mixers.sse.qk_rank=4"], "tokens": 256, "samples": 2}
+    few = "mixers.sse={qk_rank: 4, num_partitions: 3, top_k: 1, update: gla, k_feature_map: softmax}"
+    smaller = {"overrides": [few], "tokens": 256, "samples": 2}
     report = choose(tmp_path / "out", stand_in="sse", **smaller)
     assert report.stand_in["qk_rank"] == 4
     assert report.chosen.measured.loss(1.0) < report.nothing.loss(1.0)  # text and recall, by which it was chosen
