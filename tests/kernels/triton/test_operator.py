@@ -38,11 +38,11 @@ EVERYTHING = Trial(
 
 FACTORS = {
     "lengths": ((70, 3), SHORT),
-    "decays": ("mild", "mixed", "0", {"normalizer": 16.0}),
+    "decays": ("mild", "mixed", {"normalizer": 16.0}),
     "sizes": ((16, 16), (24, 40), (17, 5)),
     "num_partitions": (4, 3, 1),
     "top_k": (1, 2, 3),
-    "k_map": ("identity", "softmax", "silu", "relu"),
+    "k_map": ("identity", "softmax", "silu"),
     "groups": (1, 2),
     "layout": ("aligned", "packed"),
     "states": ({}, {"initial_state": True}, {"final_state": True}),
@@ -52,7 +52,6 @@ FACTORS = {
 LARGE = {
     "sizes": ((80, 96), (64, 128), (128, 128), (256, 16)),
     "dtype": (torch.float32, BF16),
-    "k_map": ("identity", "softmax"),
     "decays": ("mild", "mixed"),
 }
 """settings of calls whose sizes take blocks of their own"""
