@@ -235,9 +235,7 @@ for name, dtype, dims in (
 ):  # fmt: skip
     for D in dims:  # float16 differs from bfloat16 in its loads and stores alone
         COMPILE_CASES |= {
-            f"train, {D} channels in {name}": CompileCase(
-                partial(train, dims=(D, D), dtype=dtype), slow=True
-            ),
+            f"train, {D} channels in {name}": CompileCase(partial(train, dims=(D, D), dtype=dtype), slow=True),
             f"decode, {D} channels in {name}": CompileCase(partial(decode, dims=(D, D), dtype=dtype), slow=True),
             f"token attention, {D} channels in {name}": CompileCase(partial(attend, D, dtype), slow=True),
         }
