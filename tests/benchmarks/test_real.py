@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.real import programs
 from benchmarks.real.heads import SINKS, WINDOW, Heads, greedy, ranked, refined, whole_layers
 from benchmarks.real.needles import RULER, TASKS, Judge
 from tests.modeling.tiny import tiny_model
@@ -68,3 +69,26 @@ def test_choices_follow_what_they_cost() -> None:
     cost = lambda kept: -sum(worth[head] for head in kept)  # noqa: E731
     assert greedy(cost, list(worth), 2) == [(0, 0), (1, 1)]
     assert refined(cost, ranked(mass), 2) == [(0, 1), (0, 0)]
+
+
+PROBLEM = {
+    "prompt": 'import math\n\n\ndef check(n):\n    """Whether n is square."""\n',
+    "test": "def check(candidate):\n    assert candidate(9)\n    assert not candidate(8)\n",
+    "entry_point": "check",
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "passed"),
+    [
+        ("Sure:\n```python\ndef check(n):\n    return math.isqrt(n) ** 2 == n\n```\nDone.", True),
+        ("```python\n    return math.isqrt(n) ** 2 == n\n", True),  # the body alone, cut off
+        ("def check(n):\n    return math.isqrt(n) ** 2 == n", True),
+        ("```python\ndef check(n):\n    return True\n```", False),
+        ("```python\ndef check(n):\n    while True: pass\n```", False),
+        ("I cannot.", False),
+    ],
+)
+def test_a_program_passes_where_its_tests_do(monkeypatch: pytest.MonkeyPatch, answer: str, passed: bool) -> None:
+    monkeypatch.setattr(programs, "SECONDS", 2)
+    assert programs.passes(programs.program(PROBLEM, answer)) == passed
