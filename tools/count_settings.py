@@ -13,7 +13,7 @@ from typing import Any
 
 from sse_convert.recipe.schema import Recipe
 
-MOST = 120
+MOST = 119
 """keys that recipes may have; a key more needs one less"""
 
 
