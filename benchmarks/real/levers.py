@@ -7,6 +7,7 @@ The JSON is rewritten after each training; started again it goes on, and takes f
 """
 
 import argparse
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.real.many_lengths import many_lengths
 from benchmarks.real.needles import Judge
 from sse_convert import api
 from sse_convert.cli.runner import hush_libraries, reporting_errors
@@ -28,6 +30,12 @@ ONE = (f"{MIXER}.num_partitions=1", f"{MIXER}.advanced.shared_partition=false", 
 KEYS = (f"{MIXER}.advanced.router=keys", f"{MIXER}.advanced.shared_partition=false", f"{MIXER}.advanced.balance=none")
 THREE = (f"{MIXER}.num_partitions=3", f"{MIXER}.state_heads=kv", f"{MIXER}.advanced.shared_partition=false")
 """as many bytes as one state per query head, where three query heads share a KV head"""
+SPARSE = tuple(
+    f"{MIXER}.{text}" for text in ("top_k=2", "update=gla", "k_feature_map=relu", "state_heads=kv", "qk_rank=64")
+)
+"""what models that keep layers get"""
+CODER = [9, 11, 13, 14, 16, 17]
+"""the coder's layers by attention on planted facts (`heads_coder.json`)"""
 WINDOWS = ("layers.pattern=[sliding]", "calibrate.enabled=false")
 BEST = ((7, 2), (18, 2), (17, 1), (23, 0), (20, 1), (15, 2), (21, 2), (20, 2), (23, 2), (14, 1), (14, 0), (8, 0))
 """(layer, KV head) of SmolLM2 that `heads.py` names: its refined six, then what its refined nine and twelve add"""
@@ -74,6 +82,10 @@ LEVERS: dict[str, tuple[str, ...]] = {
         for count, keep in {3: [7, 18, 21], 8: [0, 7, 8, 14, 15, 18, 21, 23]}.items()
         for name, changes in {"windows alone": WINDOWS, "one state": ONE}.items()
     },
+    **{
+        f"coder, 6 layers, {name}": (f"layers.keep={CODER}", *changes)
+        for name, changes in {"windows alone": WINDOWS, "one state": ONE, "as recipes new": SPARSE}.items()
+    },
 }
 
 
@@ -112,7 +124,8 @@ def judged(teacher: str, student: Path, options: argparse.Namespace) -> dict[str
 
 def run(options: argparse.Namespace) -> None:
     """Measure what the report lacks."""
-    report: dict[str, Any] = {"recipe": options.recipe, "overrides": options.set, "trials": []}
+    planted = {"planted": "documents of many lengths"} if options.many_lengths else {}
+    report: dict[str, Any] = {"recipe": options.recipe, "overrides": options.set, **planted, "trials": []}
     if options.out.is_file():
         report = json.loads(options.out.read_text(encoding="utf-8"))
     done = {(trial["lever"], trial["seed"]) for trial in report["trials"]}
@@ -123,7 +136,8 @@ def run(options: argparse.Namespace) -> None:
             recipe = load_recipe(options.recipe, [*options.set, *LEVERS[lever], f"train.seed={seed}"])
             work = options.work / f"{lever}-{seed}".replace(",", "").replace(" ", "-")
             work.mkdir(parents=True, exist_ok=True)
-            entry = {"lever": lever, "seed": seed, "changes": LEVERS[lever], **measure(recipe, work, options)}
+            with many_lengths() if options.many_lengths else contextlib.nullcontext():
+                entry = {"lever": lever, "seed": seed, "changes": LEVERS[lever], **measure(recipe, work, options)}
             report["trials"].append(entry)
             write_json(options.out, report)
             say(f"{lever}, seed {seed}: KL {entry['kl']}, needles {entry['needles']}")
@@ -136,6 +150,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--levers", nargs="+", choices=LEVERS, default=list(LEVERS), metavar="NAME", help=", ".join(LEVERS))
     p.add_argument("--recipe", default="benchmarks/real/none_kept.yaml")
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
+    p.add_argument("--many-lengths", action="store_true", help="plant facts in documents of many lengths")
     p.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds of each lever")
     p.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096, 8192], help="tokens of a row")
     p.add_argument("--samples", type=int, default=50, help="needles of each kind and length")
