@@ -104,7 +104,7 @@ def speeds() -> str:
 
 
 def _loss(row: Row) -> str:
-    return row.record["stage"]["loss"] + {"mixers": ", converted layers alone"}.get(row.train, "")
+    return row.record["stage"]["loss"] + {"mixers": ", converted layers alone", "lora": ", LoRA"}.get(row.train, "")
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from sse_convert.modeling.layer import SSEAttention
     from sse_convert.surgery.convert_model import convert_model
     from sse_convert.training.kl_loss import kl_loss
-    from sse_convert.training.linear_modules import peft_targets
+    from sse_convert.training.lora import peft_targets
 
 _HOMES = {
     "SSEAttention": "modeling.layer",
     "calibrate_model": "calibration.calibrate_model",
     "convert_model": "surgery.convert_model",
     "kl_loss": "training.kl_loss",
-    "peft_targets": "training.linear_modules",
+    "peft_targets": "training.lora",
     "sse_attention": "kernels.dispatch",
 }
 """public name -> the module that has it"""

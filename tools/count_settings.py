@@ -13,7 +13,7 @@ from typing import Any
 
 from sse_convert.recipe.schema import Recipe
 
-MOST = 119
+MOST = 120
 """keys that recipes may have; a key more needs one less"""
 
 

@@ -144,6 +144,7 @@ class Row:
             found.geometry,
             found.layers,
             found.stage,
+            lora_rank=found.recipe.train.lora_rank,
             bf16=True,
             checkpointing=chosen["gradient_checkpointing"],
             cuda_graphs=False,
@@ -192,11 +193,9 @@ def _recipe(name: str) -> Any:
 
 
 def _peaks() -> dict[str, Any]:
-    """Stages of `peaks.py` that took a second step: at their peak in the first, AdamW's moments are not there yet. What
-    was measured of LoRA, which stages had until 29100466, stays in the file alone."""
+    """Stages of `peaks.py` that took a second step: at their peak in the first, AdamW's moments are not there yet."""
     found = _read(PEAKS)["settings"]
-    measured = {name: record for name, record in found.items() if record["stage"].get("train") != "lora"}
-    return {name: record for name, record in measured.items() if record["chosen"] and len(record["step_seconds"]) > 1}
+    return {name: record for name, record in found.items() if record["chosen"] and len(record["step_seconds"]) > 1}
 
 
 def _throughput() -> Iterator[Row]:

@@ -1,7 +1,7 @@
 """Peak memory of training stages on true shapes, which `plan`'s estimate is held against; the paper's too.
 
     python benchmarks/training/peaks.py --out out/peaks.json
-    python benchmarks/training/peaks.py --out out/peaks.json --settings 8b-kl --seconds 240
+    python benchmarks/training/peaks.py --out out/peaks.json --settings 8b-lora-kl --seconds 240
     python benchmarks/training/peaks.py --out out/peaks.json --settings paper-2b-ce paper-12b-kl --seconds 120
 
 Weights and text are random. A setting is one stage of a packaged recipe, changed only in what the setting says; it runs
@@ -31,6 +31,7 @@ from sse_convert.recipe.choosing import draft_recipe
 CONFIGS = Path("tests/fixtures/configs")
 SHORT = {"batch_tokens": "32K"}
 """a step that takes seconds; a pass does not depend on it, but for having no more rows"""
+LORA = {"train": "lora", "lr": 1e-4}
 ALIGN = {"name": "align", "loss": "layer_mse", "train": "mixers", "tokens": "20M", "seq_len": "4K", "lr": 1e-3, **SHORT}
 COMMANDS = {"layer_mse": "align", "kl": "distill", "ce": "uptrain"}
 FEW_LAYERS = {"num_hidden_layers": 9, "max_window_layers": 9, "layer_types": None}
@@ -65,9 +66,12 @@ SETTINGS = {
     "8b-kl": Setting("qwen3-8b", "distill", compiled=True, steps=4),
     "8b-long": Setting("qwen3-8b", "long", SHORT, steps=2),
     "8b-kl-fsdp": Setting("qwen3-8b", "distill", compiled=True, way="fsdp", steps=4),
+    "8b-lora-kl": Setting("qwen3-8b", "distill", {**LORA, **SHORT}),
+    "8b-lora-long": Setting("qwen3-8b", "long", {**LORA, **SHORT}, steps=2),
     "8b-quarter-kl": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, compiled=True, steps=4),
     "8b-quarter-long": Setting("qwen3-8b", "long", SHORT, FEW_LAYERS, steps=2),
     "0.6b-kl-fsdp": Setting("qwen3-0.6b", "distill", SHORT, way="fsdp"),
+    "8b-lora-kl-fsdp": Setting("qwen3-8b", "distill", {**LORA, **SHORT}, way="fsdp"),
     "8b-quarter-kl-fsdp": Setting("qwen3-8b", "distill", SHORT, FEW_LAYERS, way="fsdp"),
     "1.7b-kl": Setting("qwen3-1.7b", "distill", SHORT),
     "1.7b-long": Setting("qwen3-1.7b", "long", SHORT, steps=2),

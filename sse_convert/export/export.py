@@ -153,7 +153,7 @@ def _check(files: CheckpointFiles, recipe: Recipe) -> None:
     if (files.folder / "adapter_config.json").exists():
         raise CheckpointError(
             f"{files.name} holds PEFT adapters beside its weights",
-            expected="merged weights",
+            expected="merged weights (stages with train: lora end with them)",
             fix="load it with PEFT, call merge_and_unload() and save_pretrained()",
         )
 

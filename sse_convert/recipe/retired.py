@@ -17,8 +17,7 @@ RETIRED = {
     "stages.rope_type": "a factor alone means yarn; remove it",
     "train.backend": "the fastest that this machine has is taken, as `sse-convert doctor` says; remove it",
     "train.keep": "a stage hands on its last weights; where held-out text got worse, lower its tokens or lr; remove it",
-    "train.lora": "a stage trains converted layers (train: mixers) or all weights; remove it",
-    "train.lora_rank": "a stage trains converted layers (train: mixers) or all weights; remove it",
+    "train.lora": "write train.lora_rank for its rank; alpha is twice that, and all linear modules get an adapter",
     "train.trackers": "metrics.jsonl and the card of the model have the figures of every step; remove it",
 }
 """section and key -> what to do"""
@@ -34,6 +33,5 @@ DEFAULTS = {
     "teacher": None,
     "keep": "last",
     "lora": {"rank": 16, "alpha": 32.0, "targets": None},
-    "lora_rank": 16,
 }
 """what keys were where nobody set them: a run that began with them goes on, and its recipe is read"""

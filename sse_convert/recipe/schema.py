@@ -84,8 +84,8 @@ class Stage:
     """tokens per packed row, e.g. 4K"""
     lr: Rate | LearningRates
     """peak learning rate, one for all or by group"""
-    train: Literal["mixers", "all"] = "all"
-    """what is trained: converted layers only (always so for layer_mse), or everything"""
+    train: Literal["mixers", "all", "lora"] = "all"
+    """what is trained: converted layers only (always so for layer_mse), everything, or converted layers plus LoRA"""
     batch_tokens: Tokens = 65536
     """tokens per optimizer step, over all processes; a multiple of seq_len * micro_batch (unset: rounded up to one)"""
     micro_batch: Auto | Count = "auto"
@@ -269,6 +269,8 @@ class Train:
 
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None
     """autocast type; unset means bf16 on a GPU, no on a CPU. Master weights are always float32"""
+    lora_rank: Annotated[int, Range(1, 65536)] = 16
+    """of the adapters of stages with `train: lora`, which export merges; alpha is twice as much"""
     compile: Auto | bool = "auto"
     """torch.compile each decoder layer in kl and ce stages: a minute at first, then faster steps; auto: on GPUs, in
     stages long enough to pay for it, where no row is split"""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.mixers import Mixer
-from sse_convert.recipe.schema import LearningRates, Recipe, Stage
+from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import context_problems
 from sse_convert.surgery.memory import GIB, GPU_GIB, ONE, USABLE, Processes, StageMemory
@@ -27,7 +27,7 @@ GPUS = (1, 2, 8)
 """numbers of GPUs that are planned for"""
 KEPT_CHECKPOINTS = 3
 """training checkpoints on the disk at a time, the one that is being written among them"""
-_MIXERS_ALONE = "train: mixers"
+_LORA = "LoRA"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +41,8 @@ class StageCost:
     measured: MeasuredSpeed
     """what they are estimated from"""
     bytes: dict[str, int]
-    """way of launching (1 GPU; DDP; FSDP2 x 2; FSDP2 x 8; context_parallel N x 8; train: mixers x 1) -> bytes; what a
-    stage cannot have is left out"""
+    """way of launching (1 GPU; DDP; FSDP2 x 2; FSDP2 x 8; context_parallel N x 8; LoRA x 1) -> bytes; what a stage
+    cannot have is left out"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Way:
     gib: int
     """memory of each GPU"""
     how: str
-    """as it is, DDP or FSDP2, with context_parallel and train: mixers where it takes those"""
+    """as it is, DDP or FSDP2, with context_parallel and LoRA where it takes those"""
     sharded: bool
     """FSDP2"""
     overrides: tuple[str, ...]
@@ -64,9 +64,9 @@ class Way:
     """activations that must be computed twice included"""
 
     @property
-    def mixers_alone(self) -> bool:
-        """Whether converted layers alone are trained, where the recipe trains all weights."""
-        return _MIXERS_ALONE in self.how
+    def lora(self) -> bool:
+        """Whether the teacher's weights stay as they are, beside LoRA."""
+        return _LORA in self.how
 
     @property
     def hours(self) -> float:
@@ -174,7 +174,10 @@ def _disk_bytes(recipe: Recipe, geometry: Geometry, layers: Mixers, own: int, ne
     FSDP has all of it, the final one, and the training checkpoints of the stage that has most: weights and two moments
     of what is trained."""
     per_stage = _float32_bytes(geometry, layers)
-    work = [12 * KEPT_CHECKPOINTS * trained_parameters(geometry, layers, stage) for stage in recipe.stages]
+    work = [
+        12 * KEPT_CHECKPOINTS * trained_parameters(geometry, layers, stage, recipe.train.lora_rank)
+        for stage in recipe.stages
+    ]
     return own + new * (1 + recipe.calibrate.enabled) + per_stage * len(work) + max(work, default=0) + own + new
 
 
@@ -230,9 +233,9 @@ class _Stages:
         )
 
     def way(self, gpus: int, gib: int) -> Way | None:
-        """The first way that fits: DDP before FSDP2, and converted layers alone where neither does."""
-        fewer = [_mixers_alone(stage) for stage in self._recipe.stages]
-        for stages in (self._recipe.stages, fewer) if fewer != self._recipe.stages else (self._recipe.stages,):
+        """The first way that fits: DDP before FSDP2, and LoRA where neither does."""
+        adapted = [_with_lora(stage) for stage in self._recipe.stages]
+        for stages in (self._recipe.stages, adapted) if adapted != self._recipe.stages else (self._recipe.stages,):
             for processes in (Processes(gpus), Processes(gpus, sharded=True))[: min(gpus, 2)]:
                 fitted = [self._fit(stage, processes, gib) for stage in stages]
                 if fitted and (whole := [one for one in fitted if one is not None]) == fitted:
@@ -254,15 +257,13 @@ class _Stages:
             for key in ("train", "context_parallel"):
                 if (value := getattr(stage, key)) != getattr(given[stage.name], key):
                     overrides.append(f"stages.{stage.name}.{key}={value}")
-            if stage.lr != given[stage.name].lr:
-                overrides.append(f"stages.{stage.name}.lr.rest=null")
-        fewer = [_MIXERS_ALONE] * any(text.endswith(".train=mixers") for text in overrides)
+        lora = [_LORA] * any(text.endswith(".train=lora") for text in overrides)
         split = ["context_parallel"] * any(one.stage.context_parallel > 1 for one in fitted)
         kind = ["FSDP2" if processes.sharded else "DDP"] * (processes.count > 1)
         return Way(
             gpus=processes.count,
             gib=gib,
-            how=", ".join([*kind, *split, *fewer]) or "as it is",
+            how=", ".join([*kind, *split, *lora]) or "as it is",
             sharded=processes.sharded,
             overrides=tuple(overrides),
             bytes=round(max(one.bytes for one in fitted)),
@@ -283,8 +284,8 @@ class _Stages:
         if parts := list(self._splits(stage, most)):
             split = dc.replace(stage, context_parallel=parts[-1])
             yield f"context_parallel {parts[-1]} x {most}", split, Processes(most, sharded=True)
-        if (fewer := _mixers_alone(stage)) != stage and stage.context_parallel == 1:
-            yield f"{_MIXERS_ALONE} x 1", fewer, ONE
+        if (adapted := _with_lora(stage)) != stage and stage.context_parallel == 1:
+            yield f"{_LORA} x 1", adapted, ONE
 
     def _least(self, stage: Stage, processes: Processes) -> float:
         """Bytes at least; 0 if its rows cannot be dealt out so."""
@@ -328,6 +329,7 @@ class _Stages:
             self._geometry,
             self._layers,
             stage,
+            lora_rank=train.lora_rank,
             bf16=train.mixed_precision != "no",
             checkpointing=checkpointing,
             cuda_graphs=train.cuda_graphs,
@@ -336,12 +338,9 @@ class _Stages:
         )
 
 
-def _mixers_alone(stage: Stage) -> Stage:
-    """The stage with the teacher's other weights frozen, where it trains them."""
-    if stage.train == "mixers" or stage.loss == "layer_mse":
-        return stage
-    lr = dc.replace(stage.lr, rest=None) if isinstance(stage.lr, LearningRates) else stage.lr
-    return dc.replace(stage, train="mixers", lr=lr)
+def _with_lora(stage: Stage) -> Stage:
+    """The stage with the teacher's weights frozen beside LoRA, where it trains them."""
+    return dc.replace(stage, train="lora") if stage.train == "all" and stage.loss != "layer_mse" else stage
 
 
 def _rows(stage: Stage) -> int:

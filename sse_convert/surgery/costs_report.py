@@ -32,10 +32,9 @@ def usual_way(costs: Costs, gpus: int) -> Way | None:
 
 
 def fewest_gpus(costs: Costs) -> Way | None:
-    """The way on the fewest GPUs that train what the recipe does, or else less; None if nothing fits or nothing is
-    trained."""
+    """The way on the fewest GPUs that needs no LoRA, or else with it; None if nothing fits or there is no training."""
     found = [way for gpus in GPUS if (way := usual_way(costs, gpus)) is not None]
-    return next((way for way in found if not way.mixers_alone), found[0] if found else None)
+    return next((way for way in found if not way.lora), found[0] if found else None)
 
 
 def gpus_in_words(way: Way) -> str:

@@ -264,7 +264,7 @@ def machine_here() -> Machine | None:
 def _way_anywhere(plan: Plan, *, whole: bool) -> Way | None:
     """The fewest GPUs; None where all weights are to be trained and one usual GPU does not hold that."""
     way = fewest_gpus(plan.costs)
-    fits = way is not None and way.gpus == 1 and way.gib <= USUAL_GIB and not way.mixers_alone
+    fits = way is not None and way.gpus == 1 and way.gib <= USUAL_GIB and not way.lora
     return way if fits or not whole else None
 
 
@@ -272,7 +272,7 @@ def _way_on(machine: Machine, recipe: Recipe, teacher: Teacher) -> Way | None:
     names, mixers = resolve(draft_recipe(recipe, teacher.num_layers, teacher.separable_heads), teacher.num_layers)
     layers = [None if name == FULL else mixers[name] for name in names]
     way = way_on(recipe, teacher, geometry_of(teacher), mixers, layers, gpus=machine.gpus, gib=machine.gib)
-    return None if way is None or way.mixers_alone else way
+    return None if way is None or way.lora else way
 
 
 def _data(

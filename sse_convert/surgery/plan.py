@@ -187,6 +187,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
             geometry,
             mixers,
             stage,
+            lora_rank=recipe.train.lora_rank,
             bf16=recipe.train.mixed_precision != "no",
             checkpointing=checkpointing,
             cuda_graphs=recipe.train.cuda_graphs,
@@ -203,7 +204,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
         steps=-(-stage.tokens // stage.batch_tokens),
         seq_len=stage.seq_len,
         flops=stage.tokens * training_flops(stage, geometry, mixers),
-        trained_parameters=trained_parameters(geometry, mixers, stage),
+        trained_parameters=trained_parameters(geometry, mixers, stage, recipe.train.lora_rank),
         memory_bytes=round(least.least(stage.seq_len, 1 if stage.micro_batch == "auto" else stage.micro_batch)),
         longest={
             str(gib): {"plain": plain.longest(gib), "checkpointing": checkpointed.longest(gib)} for gib in GPU_GIB

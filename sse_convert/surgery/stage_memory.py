@@ -60,13 +60,17 @@ def compiles_layers(stage: Stage, train: Train) -> bool:
     return enough and stage.loss != "layer_mse" and stage.context_parallel == 1
 
 
-def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage) -> int:
+def trained_parameters(geometry: Geometry, mixers: Mixers, stage: Stage, lora_rank: int) -> int:
     """Parameters that a stage trains: everything but what sees images, or new tensors and projections of converted
-    layers."""
+    layers (plus LoRA)."""
     added = added_elements(geometry, mixers)
     if stage.train == "all":
         return geometry.parameters - geometry.image_parameters + added
-    return added + _converted_attention(geometry, mixers)
+    trained = added + _converted_attention(geometry, mixers)
+    if stage.train == "lora":
+        dense = 3 * (geometry.dims.hidden + geometry.intermediate)
+        trained += lora_rank * sum(geometry.at(i).dims.projected + dense for i in range(geometry.layers))
+    return trained
 
 
 def _converted_attention(geometry: Geometry, mixers: Mixers) -> int:
@@ -94,6 +98,7 @@ def stage_memory(
     mixers: Mixers,
     stage: Stage,
     *,
+    lora_rank: int,
     bf16: bool,
     checkpointing: bool,
     cuda_graphs: bool,
@@ -106,6 +111,7 @@ def stage_memory(
         geometry: the model's sizes.
         mixers: mixer of each layer.
         stage: loss and trained parameters are read; lengths are arguments of the result.
+        lora_rank: of the recipe.
         bf16: autocast to bfloat16 or float16.
         checkpointing: gradient checkpointing.
         cuda_graphs: passes are recorded, where the stage can have that.
@@ -116,6 +122,7 @@ def stage_memory(
         geometry=geometry,
         mixers=mixers,
         stage=stage,
+        lora_rank=lora_rank,
         bf16=bf16,
         checkpointing=checkpointing,
         cuda_graphs=cuda_graphs,
@@ -132,6 +139,7 @@ class _Estimate:
     geometry: Geometry
     mixers: Mixers
     stage: Stage
+    lora_rank: int
     bf16: bool
     checkpointing: bool
     cuda_graphs: bool
@@ -174,7 +182,7 @@ class _Estimate:
     def _weights(self) -> dict[str, Any]:
         """Fields that do not depend on rows."""
         geometry, added = self.geometry, added_elements(self.geometry, self.mixers)
-        trained = trained_parameters(geometry, self.mixers, self.stage)
+        trained = trained_parameters(geometry, self.mixers, self.stage, self.lora_rank)
         if self.alone:
             trained = added + _converted_attention(geometry, self.mixers)
         weights = trained if self.alone else geometry.parameters + added

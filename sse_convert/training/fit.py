@@ -148,6 +148,7 @@ class Fit:
             geometry,
             mixers,
             self.stage,
+            lora_rank=self.train.lora_rank,
             bf16=self.accelerator.mixed_precision != "no",
             checkpointing=checkpointing,
             cuda_graphs=self.train.cuda_graphs,

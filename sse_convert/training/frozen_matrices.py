@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sse_convert.checkpoints.meta_model import EXPERTS
-from sse_convert.training.linear_modules import LINEAR
+from sse_convert.training.lora import BASE, LINEAR
 
 STACKED = 3
 """dimensions of the matrices of all experts"""
@@ -80,12 +80,12 @@ def share(model: nn.Module, other: nn.Module) -> None:
     """Let frozen parameters be those of another frozen model, of the same names, where the two are equal.
 
     Args:
-        model: the student, on its device.
+        model: the student, on its device; adapters may be in it.
         other: the teacher.
     """
     others = dict(other.named_parameters())
     for name, parameter in model.named_parameters():
-        twin = others.get(name)
+        twin = others.get(name.replace(BASE, "."))
         if not parameter.requires_grad and twin is not None and _same(parameter, twin):
             parameter.data = twin.data
 

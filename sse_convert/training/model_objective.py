@@ -20,6 +20,7 @@ from sse_convert.training.compiling import compile_layers
 from sse_convert.training.context import ROW_POSITIONS
 from sse_convert.training.cuda_graphs import CudaDevice, RecordedPass, padded_offsets, unrecordable
 from sse_convert.training.frozen_matrices import hold_low, with_originals
+from sse_convert.training.lora import merge_lora
 from sse_convert.training.losses import linear_cross_entropy, linear_kl
 from sse_convert.training.objective import Batch, Objective, Part
 from sse_convert.training.optimizer import make_optimizer
@@ -45,15 +46,16 @@ class Student:
     """of the main process: matrices as they were, where the lower dtype does not hold their values"""
 
     @staticmethod
-    def of(model: PreTrainedModel, accelerator: Accelerator, stage: Stage) -> "Student":
+    def of(model: PreTrainedModel, accelerator: Accelerator, stage: Stage, train: Train) -> "Student":
         """Freeze, and free the host's memory, before a teacher is loaded.
 
         Args:
             model: from `load_student`.
             accelerator: of the stage.
             stage: says what is trained.
+            train: LoRA settings.
         """
-        prepare_parameters(model, stage)
+        prepare_parameters(model, stage, train)
         if is_sharded(accelerator):
             share_out(decoder_layers(model), accelerator, trained=True)
             return Student(model, {})
@@ -77,6 +79,7 @@ class WholeModel(Objective):
     def __init__(self, accelerator: Accelerator, student: Student, loss: nn.Module, stage: Stage, train: Train) -> None:
         super().__init__(accelerator)
         self.student, self._originals = student.model, student.originals
+        self._lora = stage.train == "lora"
         self._picks = stage.loss == "ce" or stage.loss_mask != "all"
         if stage.gradient_checkpointing is True:
             recompute_activations(self.student)
@@ -156,10 +159,11 @@ class WholeModel(Objective):
         return None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The student, with tied weights once."""
+        """The student, with LoRA merged and tied weights once."""
         tied = self.student.all_tied_weights_keys
         whole = {name.removeprefix(_STUDENT): value for name, value in full_state(self.parts[0].module).items()}
-        return with_originals({name: value for name, value in whole.items() if name not in tied}, self._originals)
+        state = with_originals({name: value for name, value in whole.items() if name not in tied}, self._originals)
+        return merge_lora(state, self.student) if state and self._lora else state
 
 
 def held_out_arguments(batch: Batch) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.loading import refuse
 from sse_convert.recipe.schema import Recipe, Stage, Train
 from sse_convert.surgery.positions import stretch
+from sse_convert.training.lora import add_lora, lora_targets
 from sse_convert.training.sharding import empty_model, is_sharded, read_once
 
 WAIT = dt.timedelta(hours=12)
@@ -227,12 +228,20 @@ def recompute_activations(model: PreTrainedModel) -> None:
     enable({"use_reentrant": False})  # the balance loss needs the graph of the first forward
 
 
-def prepare_parameters(model: PreTrainedModel, stage: Stage) -> None:
-    """Freeze what the stage does not train. What a family itself never trains by gradients (Ernie's routing biases)
-    stays frozen, and so does what sees images: rows are text."""
+def prepare_parameters(model: PreTrainedModel, stage: Stage, train: Train) -> None:
+    """Freeze what the stage does not train, and add LoRA where it asks for that. What a family itself never trains by
+    gradients (Ernie's routing biases) stays frozen, and so does what sees images: rows are text.
+
+    Raises:
+        TrainingError: LoRA targets match nothing.
+    """
     attention = tuple(f"{path}." for path in converted_attention(model).values())
     spec = source_spec(model.config.model_type)
     never = {name for name, p in model.named_parameters() if not p.requires_grad or spec.sees_images(name)}
+    if stage.train == "lora":
+        targets = lora_targets(model, set(converted_attention(model).values()))
+        add_lora(model, train.lora_rank, targets, train.seed)
     for name, parameter in model.named_parameters():
-        trained = name.startswith(attention) or stage.train == "all"
+        adapter = ".lora_" in name
+        trained = adapter or name.startswith(attention) or stage.train == "all"
         parameter.requires_grad_(trained and name not in never)

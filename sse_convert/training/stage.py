@@ -405,7 +405,7 @@ class _StageRun:
             teacher = self._teacher()
             first = next(self._steps(None)).batches if memory is None else []
             return Align(self.accelerator, model, teacher, self.stage, first=first, memory=memory)
-        student = Student.of(model, self.accelerator, self.stage)
+        student = Student.of(model, self.accelerator, self.stage, self.train_settings)
         if self.stage.loss == "ce":
             return Uptrain(self.accelerator, student, self.stage, self.train_settings)
         return Distill(self.accelerator, student, self._teacher(), self.stage, self.train_settings)

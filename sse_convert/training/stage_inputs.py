@@ -43,7 +43,7 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
     """Everything that decides what a stage computes, as nested JSON-ready data under recipe-like keys."""
     settings = {key: value for key, value in dc.asdict(stage).items() if key not in _FREE}
     train = dc.asdict(recipe.train)
-    deciding = ("mixed_precision", "compile", "seed")
+    deciding = ("mixed_precision", "compile", "seed", *(["lora_rank"] if stage.train == "lora" else []))
     inputs: dict[str, Any] = {
         "checkpoint": checkpoint_identity(checkpoint),
         "stage": settings,

@@ -40,7 +40,7 @@ def recipe(model: str = "qwen3") -> dict[str, Any]:
             {"name": "uptrain", "loss": "ce", "lr": 0.001, "rope": {"rope_theta": 1e6}, "needle_keys": [1], **lengths},
         ],
         data={"train": sources, "valid": sources, "needles": {"share": 0.1, "keys": [1, 2]}, "seed": 1},
-        train={"mixed_precision": "no", "seed": 1},
+        train={"mixed_precision": "no", "lora_rank": 4, "seed": 1},
         eval={"lengths": [32], "tokens": 64, "throughput": [16], "needle": {"lengths": [64], "samples": 2}},
         export={"dir": "out/x", "license": "mit"},
     )

@@ -201,8 +201,8 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
             "stages.0.loss_mask: is for losses kl and ce, this stage's loss is layer_mse",
         ),
         (
-            {"stages": [{**STAGE, "loss": "layer_mse", "train": "all"}]},
-            "stages.0.train: 'all': loss layer_mse trains",
+            {"stages": [{**STAGE, "loss": "layer_mse", "train": "lora"}]},
+            "stages.0.train: 'lora': loss layer_mse trains",
         ),
         (
             {"stages": [{**STAGE, "loss_mask": "assistant"}]},
@@ -242,12 +242,13 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ({"eval": {"lm_eval": {"tasks": ["piqa"], "limit": 0}}}, "eval.lm_eval.limit: 0 is too small"),
         ({"eval": {"lm_eval": {"tasks": ["piqa"], "num_fewshot": -1}}}, "eval.lm_eval.num_fewshot: -1 is too small"),
         ({"eval": {"lengths": [1]}}, "eval.lengths.0: 1 is too small, expected 2 or more"),
-        ({"calibrate": {"rows": 0}}, "calibrate.rows: 0 is too small, expected 1 or more"),
+        ({"train": {"lora_rank": 0}}, "train.lora_rank: 0 is too small, expected 1 or more"),
         ({"export": {"dir": ""}}, "export.dir: is empty, expected a folder"),
         (
             {"export": {"dir": "o", "delta": True}, "stages": [{**STAGE, "train": "all"}]},
             "leaves nothing to the teacher",
         ),
+        ({"calibrate": {"rows": 0}}, "calibrate.rows: 0 is too small, expected 1 or more"),
         ({"calibrate": {"enabled": "off"}}, "calibrate.enabled: expected true or false, got text 'off'"),
     ],
 )

@@ -17,7 +17,7 @@ def test_values_are_yaml_and_lists_take_indices_and_names(tmp_path):
             "stages.-1.lr=2.0e-3",
             "stages.align.seq_len=1K",
             "eval.needle.lengths=[4K]",
-            "train.seed=8",
+            "train.lora_rank=8",
             "revision=",
             "data.train.0.path=a=b",
         ],
@@ -29,7 +29,7 @@ def test_values_are_yaml_and_lists_take_indices_and_names(tmp_path):
     assert (recipe.stages[0].tokens, recipe.stages[0].seq_len) == (10**6, 1024)
     assert recipe.stages[1].lr == 0.002
     assert recipe.eval.needle.lengths == [4096]
-    assert recipe.train.seed == 8
+    assert recipe.train.lora_rank == 8
     assert recipe.revision is None
     assert recipe.data.train[0].path == "a=b"
 

@@ -48,18 +48,18 @@ def test_more_memory_never_hurts(planned):
         found = [costs.way(gpus, gib) for gib in GPU_GIB]
         fits = [way is not None for way in found]
         assert fits == sorted(fits)
-        alone = [way.mixers_alone for way in found if way]
-        assert alone == sorted(alone, reverse=True)
+        assert [way.lora for way in found if way] == sorted((way.lora for way in found if way), reverse=True)
 
 
-def test_converted_layers_alone_are_the_way_out_for_small_machines():
+def test_lora_is_the_way_out_for_small_machines():
     costs = costs_of("qwen3-8b")
     assert costs.way(1, 48) is None
     one = costs.way(1, 80)
-    assert (one.how, one.mixers_alone) == ("train: mixers", True)
+    assert (one.how, one.lora) == ("LoRA", True)
+    assert set(one.overrides) == {"stages.distill.train=lora", "stages.uptrain.train=lora"}
     assert costs.way(8, 141).how == "FSDP2"
     for stage in costs.stages:
-        assert stage.bytes["train: mixers x 1"] < stage.bytes["1 GPU"] < stage.bytes["DDP"]
+        assert stage.bytes["LoRA x 1"] < stage.bytes["1 GPU"] < stage.bytes["DDP"]
         assert stage.bytes["context_parallel 8 x 8"] < stage.bytes["FSDP2 x 8"] < stage.bytes["FSDP2 x 2"]
 
 

@@ -56,7 +56,7 @@ MIXERS = [
 def saved_bytes(config, length, bf16, train="all", weights=torch.float32, family="qwen3"):
     """Bytes of the distinct storages that a training forward of the backbone keeps for its backward pass."""
     model = model_class_for(source_class(spec_for(family)))(config).train().to(weights)
-    prepare_parameters(model, stage(train=train))
+    prepare_parameters(model, stage(train=train), Train())
     held, sizes = [], {}
 
     def pack(tensor):
@@ -102,7 +102,7 @@ def stage(**changes):
 
 
 def memory(mixers, **changes):
-    options = {"bf16": True, "checkpointing": False, "cuda_graphs": False}
+    options = {"lora_rank": 16, "bf16": True, "checkpointing": False, "cuda_graphs": False}
     sizes = geometry(len(mixers), changes.pop("document_masks", False))
     stage_changes = {key: changes.pop(key) for key in ("loss", "train", "context_parallel") if key in changes}
     return stage_memory(sizes, mixers, stage(**stage_changes), **{**options, **changes})
@@ -137,6 +137,12 @@ def test_fsdp_spares_what_narrower_activations_do():
         assert spared == 256 * 30_000 * processes.sharded
 
 
+def test_activations_per_token_beside_lora():
+    settings = {"kind": "sse+sliding", "window": 64}
+    one, two = (memory([mixer_from_dict(settings)] * n, train="lora") for n in (1, 2))
+    assert two.per_token - one.per_token == pytest.approx(per_token_and_layer(settings, True, "lora"), rel=0.15)
+
+
 @pytest.mark.parametrize("bf16", [True, False])
 @pytest.mark.parametrize("settings", [None, {"kind": "gla"}, MIXERS[-1]], ids=str)
 def test_frozen_matrices_need_no_input(settings, bf16):
@@ -167,7 +173,7 @@ def test_where_peaks_show_nothing_less_for_frozen_matrices():
         every, frozen = (memory(mixers, train=train, loss="kl", **how) for train in ("all", "mixers"))
         assert (frozen.per_token, frozen.again, frozen.narrower) == (every.per_token, every.again, every.narrower)
     experts = dc.replace(geometry(), has_experts=True)
-    options = {"bf16": True, "checkpointing": False, "cuda_graphs": False}
+    options = {"lora_rank": 16, "bf16": True, "checkpointing": False, "cuda_graphs": False}
     every, frozen = (stage_memory(experts, mixers, stage(train=train), **options) for train in ("all", "mixers"))
     assert (frozen.per_token, frozen.narrower) == (every.per_token, every.narrower)
 
@@ -190,8 +196,8 @@ def test_copies_of_frozen_weights_exist_a_layer_at_a_time_where_activations_are_
     mixer = mixer_from_dict({"kind": "sse"})
     added = added_parameters(geometry().dims, mixer)
     layers = [mixer, *[None] * 7]
-    kept, twice = (memory(layers, loss="kl", train="mixers", checkpointing=again) for again in (False, True))
-    trained = trained_parameters(geometry(8), layers, stage(train="mixers"))
+    kept, twice = (memory(layers, loss="kl", train="lora", checkpointing=again) for again in (False, True))
+    trained = trained_parameters(geometry(8), layers, stage(train="lora"), 16)
     assert kept.copies == 2 * (2_000_000 + added)
     assert twice.copies == 2 * (trained + 97 * 256 + (2_000_000 - 20_000 + added) // 8)
     assert kept.weights - kept.copies == twice.weights - twice.copies
@@ -210,7 +216,7 @@ def test_weights_of_several_processes():
     assert found.fixed(Processes(8, sharded=True)) == shared / 8 + gathered + found.head
     align = memory([mixer, None], loss="layer_mse", train="mixers")
     assert align.gathered == 20_000 * 2 + (weights - 20_000) // 2 * 10
-    assert memory([mixer, None], loss="ce", train="mixers").gathered == gathered - 20_000 * (2 + 4)
+    assert memory([mixer, None], loss="ce", train="lora").gathered == gathered - 20_000 * (2 + 4)
 
 
 def test_frozen_matrices_of_the_teacher_exist_once():
@@ -225,15 +231,16 @@ def test_frozen_matrices_of_the_teacher_exist_once():
 
 
 def test_what_is_frozen_is_the_teachers_until_more_is_trained():
-    stages = [stage(name=name, train=train) for name, train in (("a", "mixers"), ("b", "all"), ("c", "mixers"))]
+    stages = [stage(name=name, train=train) for name, train in (("a", "mixers"), ("b", "lora"), ("c", "mixers"))]
     assert [still_the_teachers(stages, one) for one in stages] == [True, True, False]
 
 
 def test_trained_parameters():
     mixer, sizes = mixer_from_dict({"kind": "sse"}), geometry()
     added = added_parameters(sizes.dims, mixer)
-    assert trained_parameters(sizes, [mixer, None], stage()) == 2_000_000 + added
-    assert trained_parameters(sizes, [mixer, None], stage(train="mixers")) == added + 200_000
+    assert trained_parameters(sizes, [mixer, None], stage(), 16) == 2_000_000 + added
+    assert trained_parameters(sizes, [mixer, None], stage(train="mixers"), 16) == added + 200_000
+    assert trained_parameters(sizes, [mixer, None], stage(train="lora"), 16) > added + 200_000
 
 
 def test_checkpointing_keeps_less():
@@ -256,7 +263,9 @@ def test_logits_of_a_chunk_are_in_the_compute_dtype(bf16):
     """The student's, and a teacher's (tests/training/test_losses.py counts them); chunks are cut as in float32."""
     element = 2 if bf16 else 4
     student, both = (
-        stage_memory(geometry(), [None], stage(**changes), bf16=bf16, checkpointing=False, cuda_graphs=False)
+        stage_memory(
+            geometry(), [None], stage(**changes), lora_rank=16, bf16=bf16, checkpointing=False, cuda_graphs=False
+        )
         for changes in ({}, {"loss": "kl"})
     )
     assert (student.per_logit, both.per_logit) == (element, 2 * element)
@@ -337,7 +346,7 @@ def test_pairs_of_tokens_count_where_documents_have_no_kernel_and_cannot_be_trac
 
 def test_bounded_scores_are_written_out_for_all_pairs(tmp_path):
     sizes = dc.replace(geometry(), scores_written=True)
-    options = {"bf16": True, "cuda_graphs": False}
+    options = {"lora_rank": 16, "bf16": True, "cuda_graphs": False}
 
     def pairs(layers, own=sizes, again=False, **changes):
         return stage_memory(own, layers, stage(**changes), checkpointing=again, **options).per_pair

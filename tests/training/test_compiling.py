@@ -74,7 +74,7 @@ def objective(compiled, backend, layers, **settings):
     stage = Stage(name="s", loss="kl", tokens=1024, seq_len=ROW, lr=1e-3, **{"train": "mixers", **settings})
     train = Train(compile=compiled)
     accelerator = Accelerator(cpu=True)
-    return Distill(accelerator, Student.of(student.train(), accelerator, stage), teacher, stage, train)
+    return Distill(accelerator, Student.of(student.train(), accelerator, stage, train), teacher, stage, train)
 
 
 def gradients(distill, starts):

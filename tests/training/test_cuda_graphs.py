@@ -112,7 +112,7 @@ def plain(train, recipe_with, made_once):
     return folder
 
 
-@pytest.mark.parametrize("settings", [{}, {"train": "mixers", "lr": {"mixers": 3e-3}}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"train": "lora"}], ids=str)
 def test_replayed_passes_train_as_plain_ones(train, recipe_with, player, plain, settings):
     expected = plain(**settings)
     assert player == []

@@ -33,6 +33,7 @@ STAGES = [
     ("align", {**SIZE, "tokens": 384}),
     ("distill", {**SIZE, "tokens": 384, "gradient_checkpointing": True, "lr": GENTLE}),
     ("distill", {**SIZE, "tokens": 384, "name": "muon", "optimizer": "muon"}),
+    ("distill", {**SIZE, "tokens": 256, "name": "lora", "train": "lora"}),
     ("uptrain", {**SIZE, "tokens": 512, "name": STOPPED, "checkpoint_steps": 2}),
 ]
 

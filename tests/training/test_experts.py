@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sse_convert.recipe.schema import Stage
+from sse_convert.recipe.schema import Stage, Train
 from sse_convert.training.model_objective import hidden_and_balance
 from sse_convert.training.objective import Frozen
 from sse_convert.training.prefetch import with_targets
@@ -58,7 +58,7 @@ def test_nothing_is_added_without_the_word_or_the_loss(model_type: str, said: bo
 def test_what_a_family_freezes_stays_frozen() -> None:
     model = tiny_model("ernie4_5_moe")
     stage = Stage(name="s", loss="ce", tokens=64, seq_len=16, lr=1e-3)
-    prepare_parameters(model, stage)
+    prepare_parameters(model, stage, Train())
     frozen = {name.rpartition(".")[2] for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert frozen == {"e_score_correction_bias"}
 

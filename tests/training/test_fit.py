@@ -46,7 +46,7 @@ def needed(own, rows, *, checkpointing, bf16=False):
     mixers = [own.match.mixers.get(name) for name in own.match.names]
     geometry = geometry_of(fit.source_view(own.files))
     how = {"bf16": bf16, "checkpointing": checkpointing, "cuda_graphs": False, "shared": own.shared}
-    estimate = stage_memory(geometry, mixers, own.stage, **how)
+    estimate = stage_memory(geometry, mixers, own.stage, lora_rank=own.train.lora_rank, **how)
     return estimate.total(own.stage.seq_len, rows, 1 << 30) / USABLE
 
 

@@ -18,6 +18,7 @@ from sse_convert.surgery.stage_memory import stage_memory
 from sse_convert.surgery.verify import verify_checkpoint
 from sse_convert.training import distill, model_objective, stage
 from sse_convert.training.frozen_matrices import hold_low, share, with_originals
+from sse_convert.training.lora import add_lora, lora_targets
 from sse_convert.training.setup import prepare_parameters
 from sse_convert.training.stage import run_stage
 from tests.modeling.tiny import tiny_source
@@ -25,8 +26,6 @@ from tests.training.conftest import losses, make_llama
 from tests.training.launched import forked
 
 LOW = torch.bfloat16
-ALONE = {"train": "mixers", "lr": {"mixers": 3e-3}}
-"""converted layers alone"""
 SHARED = Processes(2, sharded=True)
 
 
@@ -73,13 +72,13 @@ def test_a_tied_head_stays():
 def test_equal_frozen_parameters_exist_once():
     model, teacher = llama(), llama().to(LOW)
     teacher.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1
-    model.requires_grad_(False)
+    add_lora(model, 2, lora_targets(model, set()), 0)
     hold_low(model, LOW)
     share(model, teacher)
     of_teacher = {p.data_ptr() for p in teacher.parameters()}
     shared = {name for name, p in model.named_parameters() if p.data_ptr() in of_teacher}
-    assert "model.layers.0.mlp.up_proj.weight" in shared
-    assert "model.layers.1.mlp.up_proj.weight" not in shared
+    assert "model.layers.0.mlp.up_proj.base_layer.weight" in shared
+    assert "model.layers.1.mlp.up_proj.base_layer.weight" not in shared
     assert shared < dtypes(model)
 
 
@@ -130,12 +129,18 @@ def held_by(folder, dtype):
 
 
 @pytest.mark.parametrize(
-    ("any_teacher", "stage", "precision"),
-    [(LOW, "distill", "bf16"), (torch.float32, "uptrain", "bf16"), (LOW, "distill", "no")],
+    ("any_teacher", "stage", "trained", "precision"),
+    [
+        (LOW, "distill", "lora", "bf16"),
+        (torch.float32, "uptrain", "lora", "bf16"),
+        (torch.float32, "distill", "mixers", "bf16"),
+        (LOW, "distill", "lora", "no"),
+    ],
     indirect=["any_teacher"],
 )
-def test_training_is_the_same_to_the_bit(make, any_teacher, tmp_path, monkeypatch, stage, precision):
-    own = {**ALONE, "tokens": 512, "gradient_checkpointing": True}
+def test_training_is_the_same_to_the_bit(make, any_teacher, tmp_path, monkeypatch, stage, trained, precision):
+    rates = {"lr": {"mixers": 3e-3}} if trained == "mixers" else {}
+    own = {"train": trained, "tokens": 512, "gradient_checkpointing": True, **rates}
     recipe = make((stage, own), model=str(any_teacher), train={"mixed_precision": precision})
     convert_checkpoint(recipe, tmp_path / "converted")
     low, shared = [], []
@@ -168,7 +173,7 @@ def test_training_is_the_same_to_the_bit(make, any_teacher, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("any_teacher", [torch.float32], indirect=True)
 def test_frozen_matrices_are_halved_before_the_teacher_is_read(make, any_teacher, tmp_path, monkeypatch):
-    own = {**ALONE, "tokens": 256}
+    own = {"train": "mixers", "tokens": 256, "lr": {"mixers": 3e-3}}
     recipe = make(("distill", own), model=str(any_teacher), train={"mixed_precision": "bf16"})
     convert_checkpoint(recipe, tmp_path / "converted")
     order = []
@@ -181,7 +186,7 @@ def test_frozen_matrices_are_halved_before_the_teacher_is_read(make, any_teacher
 
 @pytest.mark.parametrize("any_teacher", [torch.float32], indirect=True)
 def test_two_processes_of_ddp_as_well(make, any_teacher, tmp_path, monkeypatch):
-    own = {**ALONE, "tokens": 512, "micro_batch": 1}
+    own = {"train": "lora", "tokens": 512, "micro_batch": 1}
     recipe = make(("distill", own), model=str(any_teacher), train={"mixed_precision": "bf16"})
     convert_checkpoint(recipe, tmp_path / "converted")
     for name in ("held", "plain"):
@@ -199,24 +204,24 @@ def test_the_estimate_counts_experts(tmp_path, tokenizer):
     hold_low(model, LOW)
     held = sum(p.numel() for p in model.parameters() if p.dtype == LOW)
     own = Stage(name="s", loss="kl", train="mixers", tokens=1024, seq_len=128, lr=1e-3)
-    settings = {"bf16": True, "checkpointing": False, "cuda_graphs": False}
+    settings = {"lora_rank": 16, "bf16": True, "checkpointing": False, "cuda_graphs": False}
     found = stage_memory(geometry_of(teacher), [None] * teacher.num_layers, own, **settings)
     assert found.held_low == pytest.approx((2 + 2) * held, rel=0.05)  # routers and norms stay
 
 
 @pytest.mark.parametrize("any_teacher", [LOW, torch.float32], indirect=True)
 def test_the_estimate_counts_what_is_held_low(make, any_teacher, tmp_path):
-    recipe = make(("distill", ALONE), model=str(any_teacher))
+    recipe = make(("distill", {"train": "lora"}), model=str(any_teacher))
     convert_checkpoint(recipe, tmp_path / "converted")
     model = load_pretrained(tmp_path / "converted", dtype=torch.float32)
-    prepare_parameters(model, recipe.stages[0])
+    prepare_parameters(model, recipe.stages[0], recipe.train)
     hold_low(model, LOW)
     held = sum(p.numel() for p in model.parameters() if p.dtype == LOW)
     teacher = open_teacher(str(any_teacher))
     names, mixers = resolve(recipe, teacher.num_layers)
     layers = [mixers.get(name) for name in names]
-    settings = {"bf16": True, "checkpointing": False, "cuda_graphs": False}
-    stages = [dc.replace(recipe.stages[0], train=train) for train in ("mixers", "all")]
+    settings = {"lora_rank": recipe.train.lora_rank, "bf16": True, "checkpointing": False, "cuda_graphs": False}
+    stages = [dc.replace(recipe.stages[0], train=train) for train in ("lora", "all")]
     some, none = (stage_memory(geometry_of(teacher), layers, stage, **settings) for stage in stages)
     bytes_less = 2 + 2  # of the matrix itself, and of its copy for autocast
     assert some.held_low == pytest.approx(bytes_less * held, rel=0.02)

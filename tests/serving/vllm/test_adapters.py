@@ -9,7 +9,7 @@ import torch
 from vllm.lora.request import LoRARequest
 
 from sse_convert.serving.vllm import checks
-from sse_convert.training.linear_modules import peft_targets
+from sse_convert.training.lora import peft_targets
 from tests.serving.vllm.engine import Checkpoint, checkpoint, engine, greedy, prompts, tokens
 
 
