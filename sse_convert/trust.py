@@ -1,7 +1,5 @@
 """Whether code that a checkpoint or a task file carries may run: not unless the user says so, for one command."""
 
-import contextlib
-from collections.abc import Iterator
 from contextvars import ContextVar
 
 _TRUSTED = ContextVar("trusted", default=False)
@@ -17,13 +15,3 @@ def trusts_code() -> bool:
 def trust_code() -> None:
     """Allow code from outside until the process ends, as the command line's option does."""
     _TRUSTED.set(True)
-
-
-@contextlib.contextmanager
-def trusting_code() -> Iterator[None]:
-    """Allow code from outside inside a `with` block."""
-    token = _TRUSTED.set(True)
-    try:
-        yield
-    finally:
-        _TRUSTED.reset(token)

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import sys
+from contextvars import copy_context
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from sse_convert.evaluation.harness import _refuse_functions
 from sse_convert.export.export import export_checkpoint
 from sse_convert.export.push import check_folder
 from sse_convert.surgery.convert import convert_checkpoint
-from sse_convert.trust import OPTION, trusting_code, trusts_code
+from sse_convert.trust import OPTION, trust_code, trusts_code
 from tests.surgery.models import recipe, save_source
 
 EVIL = """
@@ -85,8 +86,7 @@ def test_the_code_of_a_tokenizer_runs_only_when_trusted(teacher, marker, monkeyp
     assert type(load_tokenizer(teacher)).__name__ != "EvilTokenizer"
     assert not marker.exists()
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with trusting_code():
-        load_tokenizer(teacher)
+    copy_context().run(lambda: (trust_code(), load_tokenizer(teacher)))
     assert marker.exists()
     assert not trusts_code()
 

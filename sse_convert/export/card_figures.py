@@ -1,4 +1,4 @@
-"""The pictures of a model card: quality, memory, speed, training."""
+"""The pictures of a model card: quality, speed, training."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import Any
 
 from sse_convert.results.collect import STAGES, steps_in
 from sse_convert.results.figures.drawing import Drawing, styled
-from sse_convert.results.figures.evaluation import curves, heat_maps, resource_drawings
+from sse_convert.results.figures.evaluation import curves, heat_maps
 from sse_convert.results.figures.training import loss_curves
 
 FOLDER = "figures"
 
 
 def write_pictures(evaluation: dict[str, Any] | None, checkpoint: Path, folder: Path) -> list[tuple[str, str]]:
-    """Draw quality, memory and speed from the evaluation, and training from the run that the checkpoint belongs to.
+    """Draw quality and speed from the evaluation, and training from the run that the checkpoint belongs to.
 
     Args:
         evaluation: JSON form of an `EvalReport`, or None.
@@ -37,6 +37,5 @@ def _drawings(evaluation: dict[str, Any] | None, checkpoint: Path) -> Iterator[D
     if evaluation is not None:
         yield from curves(evaluation)
         yield from heat_maps(evaluation)
-        yield from resource_drawings(evaluation)
     if checkpoint.parent.name.endswith(STAGES):
         yield from loss_curves([step for step in steps_in(checkpoint.parent) if step.metrics])

@@ -267,7 +267,7 @@ class Export:
 class Train:
     """Settings all stages share."""
 
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = None
+    mixed_precision: Literal["no", "bf16"] | None = None
     """autocast type; unset means bf16 on a GPU, no on a CPU. Master weights are always float32"""
     lora_rank: Annotated[int, Range(1, 65536)] = 16
     """of the adapters of stages with `train: lora`, which export merges; alpha is twice as much"""

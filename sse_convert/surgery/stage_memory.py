@@ -112,7 +112,7 @@ def stage_memory(
         mixers: mixer of each layer.
         stage: loss and trained parameters are read; lengths are arguments of the result.
         lora_rank: of the recipe.
-        bf16: autocast to bfloat16 or float16.
+        bf16: autocast to bfloat16.
         checkpointing: gradient checkpointing.
         cuda_graphs: passes are recorded, where the stage can have that.
         compiled: decoder layers are compiled on a GPU.

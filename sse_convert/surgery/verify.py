@@ -65,16 +65,8 @@ class VerifyReport(FieldsReport):
         return [f"{self.checkpoint} is sound:", *(f"  {check.name}: {check.detail}" for check in self.checks)]
 
 
-def verify_checkpoint(checkpoint: Path | str, *, teacher: Path | str | None = None) -> VerifyReport:
-    """Verify a converted checkpoint folder. All checks run that can; a failure reports every one that did not pass.
-
-    Arguments and errors as of `api.verify`.
-    """
-    return verify_beside(checkpoint, Originals(teacher))
-
-
 def verify_beside(checkpoint: Path | str, originals: Originals) -> VerifyReport:
-    """The same with a teacher that other checkpoints are compared with too.
+    """Verify a converted checkpoint folder. All checks run that can; a failure reports every one that did not pass.
 
     Args:
         checkpoint: the folder.

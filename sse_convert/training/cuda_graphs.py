@@ -55,7 +55,6 @@ def unrecordable(accelerator: Accelerator, student: Any, stage: Stage) -> str | 
         "a loss of ce picks its targets": stage.loss == "ce",
         "loss_mask picks its tokens": stage.loss_mask != "all",
         "data-parallel wrappers exchange gradients": accelerator.distributed_type != DistributedType.NO,
-        "fp16 scales its loss anew": accelerator.mixed_precision == "fp16",
         "gradient_checkpointing repeats forwards": stage.gradient_checkpointing is True,
         "each pass drops out other values": _drops_out(student),
         "experts are chosen token by token": has_experts(student.config),

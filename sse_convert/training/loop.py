@@ -194,18 +194,12 @@ def _update(objective: Objective, loss: float) -> tuple[float, bool]:
     Returns:
         The gradient norm over all parts before clipping, and whether the step was made.
     """
-    accelerator = objective.accelerator
-    norms = []
-    for part in objective.parts:
-        accelerator.unscale_gradients(part.optimizer)
-        norms.append(float(whole(torch.nn.utils.clip_grad_norm_(part.module.parameters(), CLIP))))
+    norms = [float(whole(torch.nn.utils.clip_grad_norm_(part.module.parameters(), CLIP))) for part in objective.parts]
     norm = math.hypot(*norms)
     finite = math.isfinite(loss) and math.isfinite(norm)
-    if finite or accelerator.scaler is not None:  # the scaler of fp16 lowers its scale in a step it skips
-        for part in objective.parts:
-            part.optimizer.step()
-        finite = not any(part.optimizer.step_was_skipped for part in objective.parts)
     for part in objective.parts:
+        if finite:
+            part.optimizer.step()
         part.optimizer.zero_grad()
     return norm, finite
 

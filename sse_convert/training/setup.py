@@ -73,17 +73,12 @@ def make_accelerator(train: Train) -> Accelerator:
 
 
 def _precision(train: Train) -> str:
-    gpu = _on_gpu()
-    if train.mixed_precision == "fp16" and not gpu:
-        raise HardwareError("mixed_precision is fp16 without a GPU", expected="bf16 or no", fix="unset it")
-    if train.mixed_precision is not None:
-        return train.mixed_precision
-    return "bf16" if gpu else "no"
+    return train.mixed_precision or ("bf16" if _on_gpu() else "no")
 
 
 def autocast_dtype(accelerator: Accelerator) -> torch.dtype | None:
     """In which matrix products run; None for the weights' own."""
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
+    return torch.bfloat16 if accelerator.mixed_precision == "bf16" else None
 
 
 def _on_gpu() -> bool:

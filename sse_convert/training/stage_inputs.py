@@ -11,7 +11,6 @@ from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.data.rows import RowReader
 from sse_convert.data.teacher_samples import SamplingTeacher
-from sse_convert.errors import TrainingError
 from sse_convert.modeling.auto import register
 from sse_convert.recipe.schema import Needles, Recipe, Stage
 from sse_convert.surgery.compatibility import Match
@@ -28,15 +27,9 @@ def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
     """What can be found wrong with a stage before anything is loaded.
 
     Raises:
-        TrainingError: rows and processes do not go together, or a precision does not go with the loss.
+        TrainingError: rows and processes do not go together.
     """
     Schedule.of(stage).check_processes(accelerator.num_processes // stage.context_parallel)
-    if stage.loss == "layer_mse" and accelerator.mixed_precision == "fp16":
-        raise TrainingError(
-            f"stage {stage.name}: loss layer_mse with mixed_precision fp16",
-            expected="bf16 or no",
-            fix="set train.mixed_precision to bf16, or to no on hardware without it",
-        )
 
 
 def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowReader, match: Match) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from sse_convert.modeling.window.masks import packed_arguments
 from sse_convert.modeling.window.sliding import attention_mask_for, training_mask
 from sse_convert.surgery.compatibility import calibration_problems
 from sse_convert.surgery.convert import NEW_SHARD, convert_checkpoint
-from sse_convert.surgery.verify import verify_checkpoint
+from sse_convert.surgery.verify_run import verify_folder
 from tests.modeling.tiny import FAMILIES, tiny_source
 from tests.surgery.models import digests, recipe, recipe_file, save_source, tokens
 
@@ -154,7 +154,7 @@ def test_only_new_tensors_change(made, tmp_path):
     assert json.loads((tmp_path / "out" / FILE).read_text())["stage"] == "calibrate"
     others = {path.name for path in (made / "converted").iterdir()}
     assert {path.name for path in (tmp_path / "out").iterdir()} == others
-    assert all(check.passed for check in verify_checkpoint(tmp_path / "out").checks)
+    assert all(check.passed for check in verify_folder(tmp_path / "out").checks)
 
 
 def test_settings_choose_what_changes(made, tmp_path):

@@ -15,7 +15,7 @@ from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.guessing_teacher import guesses_of
-from sse_convert.surgery.verify import verify_checkpoint
+from sse_convert.surgery.verify_run import verify_folder
 from tests.modeling.tiny import VOCAB, tiny_source
 from tests.surgery.models import recipe_data, save_source, save_teacher, tokens
 
@@ -69,7 +69,7 @@ def test_what_was_saved_from_memory_is_calibrated_by_the_command(tmp_path: Path)
     sse_convert.calibrate(model, rows)
     found = load_pretrained(tmp_path / "calibrated").state_dict()
     assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
-    assert all(check.passed for check in verify_checkpoint(tmp_path / "calibrated").checks)
+    assert all(check.passed for check in verify_folder(tmp_path / "calibrated").checks)
 
 
 def test_the_original_is_made_without_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import dataclasses as dc
 import importlib.util
 import json
+from contextvars import copy_context
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.evaluation import harness
 from sse_convert.evaluation.harness import NIAH, PAPER, Harness
 from sse_convert.recipe.schema import Eval, LMEval
-from sse_convert.trust import trusting_code
+from sse_convert.trust import trust_code
 
 needs_lm_eval = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs the extra eval")
 CHOICE = """task: {name}
@@ -211,7 +212,11 @@ def test_programs_that_a_model_writes_run_only_if_that_is_allowed(student_folder
     with pytest.raises(DataError, match=r"local_programs.* runs the programs") as caught:
         Harness(asked, str(student_folder))
     assert "HF_ALLOW_CODE_EVAL=1" in str(caught.value.fix)
-    with trusting_code():
+
+    def trusted():
+        trust_code()
         found = Harness(asked, str(student_folder))
         model = load_model(student_folder, device="cpu", dtype=torch.float64)
-        assert found.score(model, load_tokenizer(student_folder))[0].samples == 1
+        return found.score(model, load_tokenizer(student_folder))
+
+    assert copy_context().run(trusted)[0].samples == 1

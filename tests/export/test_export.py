@@ -21,7 +21,7 @@ from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.remote_code import remote_code
 from sse_convert.recipe import load_recipe, recipe_from_dict
 from sse_convert.recipe.schema import Layers, LMEval, Needles, Source, Stage
-from sse_convert.surgery.verify import verify_checkpoint
+from sse_convert.surgery.verify_run import verify_folder
 from tests.evaluation.test_report import make_report
 from tests.surgery.synthetic import edit_config
 
@@ -143,10 +143,10 @@ def test_exporting_an_export_renews_its_code_and_keeps_the_rest(recipe, teacher_
     with monkeypatch.context() as then:
         then.setattr("sse_convert.modeling.remote_code._from_package", lambda: code | older)
         old = export_checkpoint(recipe, trained, tmp_path / "old").out
-    assert "not that of this version" in "\n".join(verify_checkpoint(old, teacher=None).lines())
+    assert "not that of this version" in "\n".join(verify_folder(old, teacher=None).lines())
     stored = load_recipe(old / "recipe.yaml", [f"model={teacher_folder}"])
     assert export_checkpoint(stored, old, new).evaluated
-    assert "not that of this version" not in "\n".join(verify_checkpoint(new, teacher=None).lines())
+    assert "not that of this version" not in "\n".join(verify_folder(new, teacher=None).lines())
     assert {name: (new / name).read_text() for name in today} == today
     for name in ("model.safetensors", "evaluation.json"):
         assert (new / name).read_bytes() == (old / name).read_bytes()
@@ -186,7 +186,7 @@ def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder
     again = load_recipe(out / "recipe.yaml")
     assert (again.model, again.data.needles.words, again.export.dir) == ("./teacher", "./words.json", "./final")
     assert again.eval.lm_eval.include_path == "./tasks"
-    assert all(check.passed for check in verify_checkpoint(out).checks)
+    assert all(check.passed for check in verify_folder(out).checks)
 
 
 def test_a_folder_that_tells_paths_is_not_published(recipe, student_folder, tmp_path):
@@ -205,8 +205,8 @@ def test_a_folder_that_tells_paths_is_not_published(recipe, student_folder, tmp_
 
 def test_an_exported_folder_verifies(recipe, student_folder, teacher_folder, tmp_path):
     out = export_checkpoint(recipe, student_folder, tmp_path / "final").out
-    assert "not compared" in "\n".join(verify_checkpoint(out, teacher=None).lines())
-    assert "identical to" in "\n".join(verify_checkpoint(out, teacher=teacher_folder).lines())
+    assert "not compared" in "\n".join(verify_folder(out, teacher=None).lines())
+    assert "identical to" in "\n".join(verify_folder(out, teacher=teacher_folder).lines())
 
 
 def test_figures_travel_with_the_model(recipe, trained, tmp_path):

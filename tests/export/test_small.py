@@ -23,7 +23,7 @@ from sse_convert.inference.generate import generate_text
 from sse_convert.inference.sampling import Sampling
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.remote_code import remote_code
-from sse_convert.surgery.verify import verify_checkpoint
+from sse_convert.surgery.verify_run import verify_folder
 from tests.elsewhere import beside_hub, without_package
 from tests.fake_hub import FakeHub, Repo
 
@@ -238,7 +238,7 @@ def test_join_makes_what_export_would_have(recipe, exported, tmp_path):
     config, theirs = (json.loads((folder / "config.json").read_text()) for folder in (report.out, whole))
     config["sse"] |= {key: theirs["sse"][key] for key in ("recipe", "recipe_hash")}
     assert config == theirs
-    verify_checkpoint(report.out, teacher=tmp_path / "teacher")
+    verify_folder(report.out, teacher=tmp_path / "teacher")
     again = export_checkpoint(dc.replace(recipe, model=str(tmp_path / "teacher")), report.out, tmp_path / "again").out
     assert torch.equal(logits(load_pretrained(again)), logits(load_pretrained(whole)))
 
@@ -270,7 +270,7 @@ def test_a_full_disk_leaves_nothing_of_a_join(exported, tmp_path, monkeypatch):
 def test_commands_that_want_all_tensors_say_how_to_get_them(recipe, exported, tmp_path):
     tries = [
         lambda: export_checkpoint(recipe, exported[1], tmp_path / "no"),
-        lambda: verify_checkpoint(exported[1]),
+        lambda: verify_folder(exported[1]),
         lambda: api.inspect(exported[1]),
         lambda: api.calibrate(recipe, exported[1], tmp_path / "no"),
     ]

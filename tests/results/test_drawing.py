@@ -2,7 +2,7 @@
 
 from sse_convert.results.collect import collect
 from sse_convert.results.figures.drawing import styled
-from sse_convert.results.figures.evaluation import curves, heat_maps, resource_drawings
+from sse_convert.results.figures.evaluation import curves, heat_maps
 from sse_convert.results.figures.training import POINTS, averaged, loss_curves
 
 
@@ -22,7 +22,6 @@ def test_a_run_is_drawn(made, tmp_path):
         found = [
             *curves(run.evaluation),
             *heat_maps(run.evaluation),
-            *resource_drawings(run.evaluation),
             *loss_curves(run.trained),
         ]
         for each in found:
@@ -30,7 +29,7 @@ def test_a_run_is_drawn(made, tmp_path):
             assert (tmp_path / f"{each.name}.png").read_bytes().startswith(b"\x89PNG")
     names = [each.name for each in found]
     assert names == [
-        *("loss-by-context", "needles-by-length", "needles-number-1", "cache-by-length", "speed-by-length"),
+        *("loss-by-context", "speed-by-length", "needles-number-1"),
         *("loss-02-align", "loss-03-distill"),
     ]
 

@@ -24,7 +24,7 @@ from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery import convert as converting
 from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert_checkpoint, convert_layers
 from sse_convert.surgery.plan import geometry_of, make_plan
-from sse_convert.surgery.verify import verify_checkpoint
+from sse_convert.surgery.verify_run import verify_folder
 from tests.elsewhere import without_package
 from tests.modeling.tiny import FAMILIES, tiny_source
 from tests.surgery.models import digests, recipe, recipe_file, save_source, tokens
@@ -345,7 +345,7 @@ def test_layers_that_predict_further_tokens_stay_in_the_files(model_type, name, 
     assert report.unused_tensors == report.further_tensors == [name]
     said = "kept in the files, neither converted nor loaded: 1 tensors of layers that predict further tokens"
     assert any(line.startswith(said) for line in report.lines())
-    verify_checkpoint(tmp_path / "out", teacher=source)
+    verify_folder(tmp_path / "out", teacher=source)
     assert name in open_checkpoint(tmp_path / "out").tensors
     assert name not in load_pretrained(tmp_path / "out").state_dict()
     assert "UNEXPECTED" not in caplog.text

@@ -14,7 +14,7 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, HubError, VerificationError
 from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert_checkpoint
-from sse_convert.surgery.verify import verify_checkpoint
+from sse_convert.surgery.verify_run import verify_folder
 from sse_convert.training.stage_record import write_record
 from tests.surgery.models import recipe, save_source
 from tests.surgery.synthetic import edit_config
@@ -70,7 +70,7 @@ def details(report):
 
 
 def test_a_sound_checkpoint(made):
-    found = details(verify_checkpoint(made / "out"))
+    found = details(verify_folder(made / "out"))
     assert found["names and shapes"] == "62 tensors in 2 shards, 15 of them new"
     assert found["dtypes"] == "float32"
     assert found["logits"] == "finite on a 32-token input"
@@ -78,24 +78,24 @@ def test_a_sound_checkpoint(made):
 
 
 def test_a_copied_checkpoint_is_compared_bit_by_bit(made, out):
-    assert "47 of 47" in details(verify_checkpoint(out, teacher=made / "teacher"))["teacher"]
+    assert "47 of 47" in details(verify_folder(out, teacher=made / "teacher"))["teacher"]
 
 
 def test_without_its_teacher(unrecorded):
     edit_provenance(unrecorded, teacher_folder=str(unrecorded / "gone"))
-    assert details(verify_checkpoint(unrecorded))["teacher"].startswith("not compared")
+    assert details(verify_folder(unrecorded))["teacher"].startswith("not compared")
 
 
 def test_one_changed_bit_in_a_kept_tensor(out):
     rewrite(out / ONLY_SHARD, lambda tensors: tensors["model.norm.weight"][0].mul_(-1))
     with pytest.raises(VerificationError, match=r"teacher: 1 of 47 tensors differ from .*: model\.norm\.weight"):
-        verify_checkpoint(out)
+        verify_folder(out)
 
 
 def test_training_may_change_kept_tensors(unrecorded):
     rewrite(unrecorded / ONLY_SHARD, lambda tensors: tensors["model.norm.weight"][0].mul_(-1))
     edit_provenance(unrecorded, stage="distill")
-    assert details(verify_checkpoint(unrecorded))["teacher"].startswith("46 of 47 tensors identical")
+    assert details(verify_folder(unrecorded))["teacher"].startswith("46 of 47 tensors identical")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ ALL = ("long", "ce", "all")
 
 def refused(folder, teacher):
     with pytest.raises(VerificationError) as error:
-        verify_checkpoint(folder, teacher=teacher)
+        verify_folder(folder, teacher=teacher)
     return error.value
 
 
@@ -148,7 +148,7 @@ def test_no_tensor_of_the_teacher_and_no_record_of_stages(others, unrecorded):
 
 
 def test_training_of_everything_may_change_everything(others, unrecorded):
-    found = details(verify_checkpoint(trained(unrecorded, MIXERS, ALL, stage="export"), teacher=others / "weights"))
+    found = details(verify_folder(trained(unrecorded, MIXERS, ALL, stage="export"), teacher=others / "weights"))
     assert found["teacher"].startswith("0 of 47 tensors identical")
 
 
@@ -168,7 +168,7 @@ def test_alignment_trains_converted_layers_alone(others, unrecorded):
 def test_a_stage_of_another_recipe_says_itself_what_it_trained(others, unrecorded):
     trained(unrecorded, MIXERS)
     write_record(unrecorded, {"stage": {"loss": "ce", "train": "all"}}, {})
-    assert details(verify_checkpoint(unrecorded, teacher=others / "weights"))["teacher"].startswith("0 of 47")
+    assert details(verify_folder(unrecorded, teacher=others / "weights"))["teacher"].startswith("0 of 47")
 
 
 def test_trained_mixers_may_differ_and_dtypes_as_well(made, unrecorded):
@@ -177,7 +177,7 @@ def test_trained_mixers_may_differ_and_dtypes_as_well(made, unrecorded):
         tensors["model.norm.weight"] = tensors["model.norm.weight"].double()
 
     rewrite(unrecorded / ONLY_SHARD, change)
-    found = details(verify_checkpoint(trained(unrecorded, MIXERS), teacher=made / "teacher"))["teacher"]
+    found = details(verify_folder(trained(unrecorded, MIXERS), teacher=made / "teacher"))["teacher"]
     assert found == f"46 of 47 tensors identical to {made / 'teacher'}, 1 of them in another dtype"
 
 
@@ -189,37 +189,37 @@ def test_a_teacher_that_cannot_be_opened_is_the_teachers_fault(out, capsys):
     assert run_app(app, ["verify", str(out.parent), "--teacher", str(out / "nope")]) == CheckpointError.exit_code
     assert "fix: correct --teacher" in capsys.readouterr().err
     with pytest.raises(HubError) as error:
-        verify_checkpoint(out, teacher="nope")
+        verify_folder(out, teacher="nope")
     assert error.value.fix.startswith("correct --teacher, or ")
 
 
 def test_every_file_is_as_recorded(made):
     count = len(read_manifest(made / "out"))
-    assert details(verify_checkpoint(made / "out"))["files"] == f"{count} are as manifest.json records them"
+    assert details(verify_folder(made / "out"))["files"] == f"{count} are as manifest.json records them"
 
 
 def test_a_folder_of_an_older_version(unrecorded):
-    assert details(verify_checkpoint(unrecorded))["files"].startswith("not recorded: there is no manifest.json")
+    assert details(verify_folder(unrecorded))["files"].startswith("not recorded: there is no manifest.json")
 
 
 def test_a_manifest_that_was_removed(out):
     (out / MANIFEST).unlink()
     with pytest.raises(VerificationError, match=r"files: manifest\.json is missing, though sse_convert\.json says"):
-        verify_checkpoint(out)
+        verify_folder(out)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "sse_code/modeling_sse.py", FILE, INDEX, MANIFEST])
 def test_a_changed_bit_is_named(out, name):
     flip(out / name, at=(out / name).stat().st_size // 2)
     with pytest.raises(VerificationError, match=rf"files: .*{re.escape(name)} is not"):
-        verify_checkpoint(out)
+        verify_folder(out)
 
 
 def test_a_changed_bit_of_a_new_tensor(out):
     """Nothing but the manifest knows what its value was."""
     flip(out / NEW_SHARD)
     with pytest.raises(VerificationError) as error:
-        verify_checkpoint(out)
+        verify_folder(out)
     assert error.value.what == f"files: {NEW_SHARD} is not what was written (another SHA-256)"
 
 
@@ -227,7 +227,7 @@ def test_no_model_is_built_from_a_changed_config(out):
     """A changed digit may stand for a million layers."""
     edit_config(out, num_hidden_layers=10**7)
     with pytest.raises(VerificationError) as error:
-        verify_checkpoint(out)
+        verify_folder(out)
     assert error.value.what.startswith("files: config.json has ")
     assert "\n" not in error.value.what
 
@@ -237,7 +237,7 @@ def test_all_changed_files_are_named_together(out):
     (out / "chat_template.jinja").write_text("")
     edit_config(out, bos_token_id=3)
     with pytest.raises(VerificationError) as error:
-        verify_checkpoint(out)
+        verify_folder(out)
     assert error.value.what.startswith("files: chat_template.jinja has 0 bytes")
     assert "; config.json has" in error.value.what
     assert "; tokenizer.json is missing" in error.value.what
@@ -249,18 +249,18 @@ def test_all_changed_files_are_named_together(out):
 def test_a_file_that_would_be_loaded_must_be_recorded(out, name):
     (out / name).write_bytes((out / NEW_SHARD).read_bytes() if name == "model.safetensors" else b"{}")
     with pytest.raises(VerificationError, match=f"files: {name} is not in manifest.json, and would be loaded"):
-        verify_checkpoint(out)
+        verify_folder(out)
 
 
 def test_what_people_may_change(out):
     (out / "README.md").write_text("my model")
     (out / "notes.txt").write_text("my notes")
-    assert details(verify_checkpoint(out))["files"].endswith("; not recorded: notes.txt")
+    assert details(verify_folder(out))["files"].endswith("; not recorded: notes.txt")
 
 
 def test_deferred_digests_are_named(made, tmp_path):
     convert_checkpoint(recipe(made / "teacher"), tmp_path / "out", defer_digests=True)
-    found = details(verify_checkpoint(tmp_path / "out"))["files"]
+    found = details(verify_folder(tmp_path / "out"))["files"]
     assert found.endswith(f"; SHA-256 was deferred, so only their size is known: {ONLY_SHARD}")
 
 
@@ -298,14 +298,14 @@ def test_damaged_new_tensors(out, change, message):
     rewrite(out / NEW_SHARD, change)
     write_index(out)
     with pytest.raises(VerificationError, match=message):
-        verify_checkpoint(out)
+        verify_folder(out)
 
 
 def test_all_failures_are_reported_together(out):
     rewrite(out / NEW_SHARD, nan)
     (out / "sse_code" / "modeling_sse.py").unlink()
     with pytest.raises(VerificationError) as error:
-        verify_checkpoint(out)
+        verify_folder(out)
     assert {line.split(":")[0] for line in error.value.what.splitlines()} == {
         "files",
         "weights",
@@ -317,12 +317,12 @@ def test_all_failures_are_reported_together(out):
 def test_no_auto_map(out):
     edit_config(out, auto_map=None)
     with pytest.raises(VerificationError, match=r"code: config\.json has no auto_map"):
-        verify_checkpoint(out)
+        verify_folder(out)
 
 
 def test_plain_checkpoints_are_not_verified(made):
     with pytest.raises(CheckpointError, match="is a plain qwen3 checkpoint"):
-        verify_checkpoint(made / "teacher")
+        verify_folder(made / "teacher")
 
 
 def test_exit_code(out, capsys):

@@ -11,7 +11,7 @@ from sse_convert.checkpoints.open import SINGLE
 from sse_convert.checkpoints.provenance import FILE
 from sse_convert.errors import VerificationError
 from sse_convert.surgery.convert import convert_checkpoint
-from sse_convert.surgery.verify import verify_checkpoint
+from sse_convert.surgery.verify_run import verify_folder
 from tests.modeling.tiny import VOCAB
 from tests.surgery.models import recipe, save_source
 from tests.surgery.synthetic import edit_config
@@ -43,7 +43,7 @@ def out(larger, tmp_path):
 
 
 def compared(folder):
-    checks = verify_checkpoint(folder, teacher=folder.with_name("teacher")).checks
+    checks = verify_folder(folder, teacher=folder.with_name("teacher")).checks
     return next(check.detail for check in checks if check.name == "teacher")
 
 

@@ -194,7 +194,6 @@ def test_a_machine_without_a_gpu_says_so_and_trains(train, recipe_with, plain, c
         ({}, None),
         ({"device": torch.device("cpu")}, "no CUDA device"),
         ({"distributed_type": DistributedType.MULTI_GPU}, "data-parallel"),
-        ({"mixed_precision": "fp16"}, "fp16"),
         ({"gradient_checkpointing": True}, "gradient_checkpointing"),
         ({"loss": "ce"}, "ce"),
         ({"loss_mask": "assistant"}, "loss_mask picks"),

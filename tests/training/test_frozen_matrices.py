@@ -15,7 +15,7 @@ from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.memory import Processes
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.stage_memory import stage_memory
-from sse_convert.surgery.verify import verify_checkpoint
+from sse_convert.surgery.verify_run import verify_folder
 from sse_convert.training import distill, model_objective, stage
 from sse_convert.training.frozen_matrices import hold_low, share, with_originals
 from sse_convert.training.lora import add_lora, lora_targets
@@ -168,7 +168,7 @@ def test_training_is_the_same_to_the_bit(make, any_teacher, tmp_path, monkeypatc
     assert [name for name, value in held_state.items() if not torch.equal(value.float(), plain_state[name])] == []
     narrow = {name for name, value in held_state.items() if value.dtype == LOW}
     assert ("lm_head.weight" in narrow) == (bool(low) and held_by(any_teacher, LOW))
-    assert all(check.passed for check in verify_checkpoint(tmp_path / "held").checks)
+    assert all(check.passed for check in verify_folder(tmp_path / "held").checks)
 
 
 @pytest.mark.parametrize("any_teacher", [torch.float32], indirect=True)

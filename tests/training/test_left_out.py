@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from sse_convert.errors import TrainingError
@@ -12,9 +11,7 @@ from sse_convert.modeling.router import RoutedLayer
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import left_out, loop
 from sse_convert.training.metrics import read
-from sse_convert.training.objective import Objective
 from sse_convert.training.router_collapse import CollapseWatch, load_spread
-from tests.training.conftest import losses
 
 
 def test_spread_of_a_load():
@@ -120,35 +117,3 @@ def test_bf16_has_float32_masters(train, make, monkeypatch):
     weight = state["model.layers.1.mlp.up_proj.weight"]
     assert not torch.equal(weight, weight.bfloat16().float())
     assert report.loss_first > 0
-
-
-def scaled(monkeypatch, scale):
-    """Gives every accelerator a gradient scaler, as mixed_precision: fp16 does on a GPU."""
-    real = Objective.__init__
-
-    def with_scaler(self, accelerator):
-        real(self, accelerator)
-        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000)
-
-    def unscale(self, optimizer):
-        self.scaler.unscale_(optimizer.optimizer)
-
-    monkeypatch.setattr(Objective, "__init__", with_scaler)
-    monkeypatch.setattr(Accelerator, "unscale_gradients", unscale)
-
-
-def test_a_gradient_scaler_gives_the_same_steps(train, monkeypatch):
-    """Scaled by a power of two nothing changes."""
-    plain, _ = train("uptrain", "plain", tokens=128 * 10)
-    scaled(monkeypatch, 2.0**10)
-    folder, report = train("uptrain", "scaled", tokens=128 * 10)
-    assert report.left_out == []
-    torch.testing.assert_close(torch.tensor(losses(folder)), torch.tensor(losses(plain)), rtol=1e-6, atol=0)
-
-
-def test_an_overflow_lowers_the_scale_and_is_left_out(train, make, monkeypatch):
-    scaled(monkeypatch, 2.0**127)
-    folder, report = train("uptrain", recipe=make(("uptrain", {"tokens": 128 * 12})))
-    assert report.left_out[0]["why"] == "not finite"
-    assert 0 < report.skipped_steps < 10
-    assert all(math.isfinite(loss) for loss in losses(folder))

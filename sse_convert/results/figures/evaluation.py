@@ -1,12 +1,10 @@
-"""Figures of an evaluation: loss by context, needles by length and depth, cache and speed by length."""
+"""Figures of an evaluation: loss by context, needles by depth, speed by length. The card's tables have the rest."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sse_convert.evaluation.intervals import or_nan, wilson
-from sse_convert.report import format_bytes
+from sse_convert.evaluation.intervals import or_nan
 from sse_convert.results.figures.drawing import Drawing, legend_above, new_figure, style
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ Models = Sequence[tuple[str, dict[str, Any]]]
 
 
 def curves(evaluation: Mapping[str, Any]) -> Iterator[Drawing]:
-    """Loss by context, needles by length.
+    """Loss by context, speed by length.
 
     Args:
         evaluation: of the result.
@@ -28,20 +26,8 @@ def curves(evaluation: Mapping[str, Any]) -> Iterator[Drawing]:
     models = _models(evaluation)
     if models[-1][1]["held_out"]:
         yield _loss(models)
-    if models[-1][1]["needles"]:
-        yield _needles(models)
-
-
-def resource_drawings(evaluation: Mapping[str, Any]) -> Iterator[Drawing]:
-    """Cache and speed by length.
-
-    Args:
-        evaluation: of the result.
-    """
-    if evaluation["cache"]:
-        yield _cache(evaluation["cache"])
-    if evaluation["student"]["speed"]:
-        yield _speed(_models(evaluation))
+    if models[-1][1]["speed"]:
+        yield _speed(models)
 
 
 def heat_maps(evaluation: Mapping[str, Any]) -> Iterator[Drawing]:
@@ -82,27 +68,6 @@ def _loss(models: Models) -> Drawing:
     return Drawing(name="loss-by-context", title="Held-out loss by context", about=about, figure=figure)
 
 
-def _needles(models: Models) -> Drawing:
-    figure, (axis,) = new_figure()
-    for i, (name, scores) in enumerate(models):
-        hits: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-        for entry in scores["needles"]:
-            hits[entry["length"]][0] += entry["correct"]
-            hits[entry["length"]][1] += entry["samples"]
-        x = sorted(hits)
-        y = [100 * hits[length][0] / hits[length][1] for length in x]
-        bounds = [[100 * bound for bound in wilson(*hits[length])] for length in x]
-        errors = [[abs(v - pair[end]) for v, pair in zip(y, bounds, strict=True)] for end in (0, 1)]
-        apart = [length * 1.03**i for length in x]  # so that equal results stay visible
-        axis.errorbar(apart, y, yerr=errors, label=name, capsize=3, **style(i))
-    lengths = [entry["length"] for entry in models[-1][1]["needles"]]
-    axis.set(xlabel="context (tokens)", ylabel="exact answers (%)", ylim=(-3, 103))
-    _finish(axis)
-    axis.set(xlim=(min(lengths) / 1.5, max(lengths) * 1.5))
-    about = "Exact answers by context length, all kinds and numbers of keys together; bars are 95% intervals."
-    return Drawing(name="needles-by-length", title="Needles found by length", about=about, figure=figure)
-
-
 def _heat_map(kind: str, keys: int, models: Sequence[tuple[str, list[Mapping[str, Any]]]]) -> Drawing:
     figure, axes = new_figure(4.6, 2.7, columns=len(models))
     for axis, (name, entries) in zip(axes, models, strict=True):
@@ -132,19 +97,6 @@ def _heat_map(kind: str, keys: int, models: Sequence[tuple[str, list[Mapping[str
 
 def _accuracy(depth: Mapping[str, Any]) -> float:
     return math.nan if depth["accuracy"] is None else float(depth["accuracy"])
-
-
-def _cache(rows: Sequence[Mapping[str, Any]]) -> Drawing:
-    figure, (axis,) = new_figure()
-    named = (("teacher", "teacher_bytes"), (STUDENT, "student_bytes"), ("of it, SSE states", "student_state_bytes"))
-    for i, (name, key) in enumerate(named):
-        if any(row[key] for row in rows):
-            axis.plot([row["length"] for row in rows], [row[key] for row in rows], "-", **style(i), label=name)
-    axis.set(xlabel="context (tokens)", ylabel="bytes", yscale="log")
-    axis.yaxis.set_major_formatter(lambda size, _: format_bytes(size))
-    _finish(axis)
-    about = "Bytes of one sequence by context length, from the formula; both axes are logarithmic."
-    return Drawing(name="cache-by-length", title="Cache and state by length", about=about, figure=figure)
 
 
 def _finish(axis: "Axes") -> None:
