@@ -23,6 +23,7 @@ def folders(subjects):
     return {name: subject.folder for name, subject in subjects.items()}
 
 
+@pytest.mark.experiment
 def test_a_damage_of_each_kind_is_named(subjects, tmp_path):
     kinds = TOOL["DAMAGES"]
     found = TOOL["summary"](TOOL["try_damages"](subjects, len(kinds), 1, tmp_path))

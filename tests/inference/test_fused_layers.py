@@ -50,14 +50,14 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def source(name: str, device: str) -> PreTrainedModel:
+def source(name: str, device: str, layers: int = 2) -> PreTrainedModel:
     family, options = SOURCES[name]
     rotated = {"no_rope_layers": [1, 0]} if family == "smollm3" else {}
-    return tiny_source(family, num_hidden_layers=2, **rotated, **options).to(device)
+    return tiny_source(family, num_hidden_layers=layers, **rotated, **options).to(device)
 
 
 def hybrid(mixer: dict[str, Any], device: str) -> PreTrainedModel:
-    return tiny_model("qwen3", ("own", "full"), {"own": mixer}, num_hidden_layers=2).to(device)
+    return tiny_model("qwen3", ("own",), {"own": mixer}, num_hidden_layers=1).to(device)
 
 
 def by_kernels(model: PreTrainedModel) -> None:
@@ -92,10 +92,12 @@ def test_every_family_is_tried() -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_teachers(name: str, device: str) -> None:
-    model = source(name, device)
+    """One layer of each; two where a family rotates some alone."""
+    layers = 2 if name == "smollm3" else 1
+    model = source(name, device, layers)
     assert not not_fused(model)
     found = assert_steps_agree(model)
-    assert device == "cuda" or found == whole(2)
+    assert device == "cuda" or found == whole(layers)
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -103,7 +105,7 @@ def test_mixers(name: str, device: str) -> None:
     model = hybrid(MIXERS[name], device)
     assert not not_fused(model)
     found = assert_steps_agree(model)
-    assert device == "cuda" or found == whole(2)
+    assert device == "cuda" or found == whole(1)
 
 
 def test_weights_changed_between_steps_count(device: str) -> None:
@@ -123,7 +125,7 @@ def test_weights_changed_between_steps_count(device: str) -> None:
 @pytest.mark.parametrize("mixer", ["the recommended, rotated", "no decay"])
 def test_libraries_multiply_many_rows(mixer: str, device: str) -> None:
     found = assert_steps_agree(hybrid(MIXERS[mixer], device), (7,) * (FEW_ROWS + 1))
-    assert device == "cuda" or found == {**dict.fromkeys(PRODUCTS, 0), "token_heads_kernel": 2}
+    assert device == "cuda" or found == {**dict.fromkeys(PRODUCTS, 0), "token_heads_kernel": 1}
 
 
 def test_long_inputs_gradients_and_autocast_run_plain_layers(device: str) -> None:
