@@ -1,4 +1,4 @@
-"""Freed memory is kept for the next block of its size, unless the user says otherwise."""
+"""Freed memory is kept for the next block of its size, and threads sleep soon, unless the user says otherwise."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ import pytest
 
 from sse_convert.cli import runner
 from sse_convert.cli.app import app
-from sse_convert.process_memory import LARGEST, LIMITS
+from sse_convert.process_memory import LARGEST, LIMITS, SPINS, share_cores
 
 HUGE_PAGES_OFF = 41
 """PR_SET_THP_DISABLE: with huge pages a fault brings 512 pages"""
@@ -59,7 +59,17 @@ def test_limits_of_the_user_stay(name: str) -> None:
 
 def test_commands_and_scripts_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[str] = []
-    monkeypatch.setattr(runner, "keep_freed_memory", lambda: kept.append("kept"))
+    for name in ("keep_freed_memory", "share_cores"):
+        monkeypatch.setattr(runner, name, lambda name=name: kept.append(name))
     runner.run_app(app, ["--version"])
     runner.reporting_errors(lambda: None)()
-    assert kept == ["kept", "kept"]
+    assert kept == ["keep_freed_memory", "share_cores"] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, str(SPINS)), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+)
+def test_threads_sleep_soon_unless_the_user_says_otherwise(monkeypatch, given, spins) -> None:
+    monkeypatch.setattr(os, "environ", dict(given))
+    share_cores()
+    assert os.environ.get("GOMP_SPINCOUNT") == spins

@@ -105,5 +105,3 @@ def main() -> None:
         sys.exit(run_app(app, sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)
-    finally:
-        gc.freeze()  # what is left goes with the process

@@ -19,7 +19,14 @@ import typer
 from typer.main import get_command
 
 from sse_convert.errors import Ended, HardwareError, OutputError, SSEConvertError, UsageError
-from sse_convert.process_memory import keep_freed_memory, lacks_memory, memory_for, out_of_memory, reserve
+from sse_convert.process_memory import (
+    keep_freed_memory,
+    lacks_memory,
+    memory_for,
+    out_of_memory,
+    reserve,
+    share_cores,
+)
 from sse_convert.recipe.problems import shortened
 from sse_convert.report import JSON_SCHEMA_VERSION, Report, found_by, json_ready
 
@@ -137,6 +144,7 @@ def reporting_errors(main: Callable[P, None]) -> Callable[P, int]:
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         keep_freed_memory()
+        share_cores()
         try:
             main(*args, **kwargs)
         except Exception as error:
@@ -160,6 +168,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str]) -> int:
     try:
         hush_libraries()
         keep_freed_memory()
+        share_cores()
         return _run_app(app, arguments, reserve())
     except MemoryError:  # not even an error can be made
         os.write(2, _NO_MEMORY)

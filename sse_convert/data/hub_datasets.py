@@ -1,9 +1,10 @@
 """Hub datasets, downloaded (random access) or streamed (in order, nothing kept)."""
 
+import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,52 @@ def check_datasets(names: Iterable[str]) -> None:
     Raises:
         DataError: it has none of a name.
     """
+    with contextlib.suppress(HubError):
+        for name in dict.fromkeys(names):
+            _ask(name)
+
+
+def first_example(path: str, splits: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """What a source must say of a dataset, `name` and `split`, and an example of that.
+
+    Args:
+        path: of the dataset.
+        splits: to take, best first; without any of them the dataset's first.
+
+    Raises:
+        DataError: the hub has none of the name.
+        HubError: the hub cannot be asked.
+    """
+    import datasets
+
+    _ask(path)
+    with hub_errors(f"dataset {path}"):
+        names = datasets.get_dataset_config_names(path)
+        name = next((name for name in ("default", "all") if name in names), names[0])
+        found = datasets.get_dataset_split_names(path, name)
+        split = next((split for split in splits if split in found), found[0])
+        data = datasets.load_dataset(path, name, split=split, streaming=True)
+        example: dict[str, Any] = dict(next(iter(data), {}))
+    told = {"name": name if name != "default" else None, "split": split if split != "train" else None}
+    return {key: value for key, value in told.items() if value}, example
+
+
+def _ask(name: str) -> None:
+    """Ask the hub for a dataset.
+
+    Raises:
+        DataError: it has none of the name.
+        HubError: it cannot be asked.
+    """
     from huggingface_hub import HfApi, errors
 
-    for name in dict.fromkeys(names):
-        try:
-            with hub_errors(name):
-                HfApi().dataset_info(name, timeout=ANSWER_SECONDS)
-        except HubError as error:
-            if not isinstance(error.__cause__, errors.RepositoryNotFoundError | errors.HFValidationError):
-                return
+    try:
+        with hub_errors(name):
+            HfApi().dataset_info(name, timeout=ANSWER_SECONDS)
+    except HubError as error:
+        if isinstance(error.__cause__, errors.RepositoryNotFoundError | errors.HFValidationError):
             raise _unknown(name) from error
+        raise
 
 
 def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStream":

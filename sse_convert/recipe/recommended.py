@@ -218,13 +218,16 @@ def recommended_calibration(sizes: ModelSizes, longest: int = LONGEST_ROW) -> di
 
 
 def recommended_needles(sizes: ModelSizes, shortest: int) -> dict[str, Any]:
-    """`data.needles` of a recipe; nothing where nothing is planted.
+    """`data.needles` of a recipe, at most as dense as they were measured; nothing where nothing is planted.
 
     Args:
         sizes: of the model.
         shortest: tokens of its shortest row of training.
     """
-    needles = dc.replace(sizes.measured.recipe.data.needles, words=None)
+    measured = sizes.measured.recipe
+    needles = dc.replace(measured.data.needles, words=None)
+    a_needle = min(stage.seq_len for stage in measured.stages) // max(needles.keys)
+    needles = dc.replace(needles, keys=sorted({min(count, max(1, shortest // a_needle)) for count in needles.keys}))
     return _told(needles, Needles()) if needles.share and shortest >= NEEDLE_ROW else {}
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 from sse_convert.checkpoints.load_model import has_tokenizer, stored_tokenizer
 from sse_convert.checkpoints.teacher import Teacher
-from sse_convert.data.columns import source_keys
+from sse_convert.console import progress
+from sse_convert.data.columns import column_keys, source_keys, text_columns
 from sse_convert.data.documents import Document, Encoder
+from sse_convert.data.hub_datasets import first_example
 from sse_convert.data.rows import is_local, open_files
 from sse_convert.data.text_files import BYTES_PER_TOKEN, find_files
-from sse_convert.errors import DataError
+from sse_convert.errors import DataError, HubError
 from sse_convert.recipe.schema import Source
 
 HUB_TRAIN = (
@@ -24,6 +26,8 @@ HUB_CHATS = {"path": "HuggingFaceTB/smoltalk", "name": "all", "kind": "chat", "s
 """conversations, some with a system turn, most with several questions"""
 CHAT_SHARE = 0.2
 """of rows, beside web pages and books, as recipe smollm2-135m-heads has it"""
+TRAIN_SPLITS, HELD_OUT_SPLITS = ("train",), ("validation", "test")
+"""of a dataset that is named without one, best first"""
 MOST_PASSES = 4
 """over the same text, up to which it teaches nearly as much as new text would (arXiv:2305.16264)"""
 SAMPLED = 16
@@ -83,7 +87,7 @@ def recipe_text(teacher: Teacher, text: Sequence[Path | str], held_out: Sequence
         DataError: one is neither here nor a name that a hub could have, or cannot be read by this model.
     """
     reader = _Reader(teacher)
-    given, held = reader.given(text), reader.given(held_out)
+    given, held = reader.given(text, TRAIN_SPLITS), reader.given(held_out, HELD_OUT_SPLITS)
     chats = any(source.get("kind") == "chat" for source in given.sources)
     train, valid = given.sources, held.sources or ({"kind": "teacher"},)
     remarks: list[str] = []
@@ -91,7 +95,7 @@ def recipe_text(teacher: Teacher, text: Sequence[Path | str], held_out: Sequence
         chats, remarks = reader.talks()
         train = (*_weighted(HUB_TRAIN, 1 - CHAT_SHARE), {**HUB_CHATS, "weight": CHAT_SHARE}) if chats else HUB_TRAIN
     elif reader.template and not chats:
-        remarks = ["the model chats, and this text has no conversations (.jsonl or .parquet with messages)"]
+        remarks = ["the model chats, and this text has no conversations (a column messages)"]
     if chats and text and not held_out:
         remarks = ["measured on samples of the model; --held-out CHATS.jsonl measures on conversations"]
     if not text and not held_out:
@@ -103,7 +107,7 @@ def recipe_text(teacher: Teacher, text: Sequence[Path | str], held_out: Sequence
         tokens=given.tokens,
         share=given.share,
         held_out=held.tokens if held.share == 1 else None,
-        remarks=tuple(remarks),
+        remarks=(*given.remarks, *held.remarks, *remarks),
     )
 
 
@@ -116,6 +120,8 @@ class _Given:
     """of the files among them"""
     share: float
     """of rows, drawn from these files"""
+    remarks: tuple[str, ...] = ()
+    """what the user is told"""
 
 
 class _Reader:
@@ -136,17 +142,26 @@ class _Reader:
             return False, [f"no public chats, though the model chats: {error.what}. Give your own with --text"]
         return True, []
 
-    def given(self, paths: Sequence[Path | str]) -> _Given:
+    def given(self, paths: Sequence[Path | str], splits: Sequence[str]) -> _Given:
         """Files by what they hold, each with its share of their tokens as its weight; hub datasets have weight 1.
+
+        Args:
+            paths: of files, folders and hub datasets.
+            splits: of a dataset, best first.
 
         Raises:
             DataError: see `recipe_text`.
         """
         files: list[tuple[dict[str, Any], int]] = []
         others: list[dict[str, Any]] = []
+        remarks: list[str] = []
         for path in map(str, paths):
             if not is_local(Source(path=path)):
                 others.append({"path": path, "streaming": True})
+                try:
+                    others[-1] |= self._dataset(path, splits)
+                except HubError as error:
+                    remarks.append(f"{path} is taken for text in a column text, since {error.what}")
                 continue
             if not Path(path).expanduser().exists():
                 raise DataError(
@@ -156,12 +171,23 @@ class _Reader:
                 )
             files += [(source, self._tokens(Source(**source))) for source in self._sources(path.rstrip("/") or "/")]
         if not files:
-            return _Given(tuple(others), None, 1.0)
+            return _Given(tuple(others), None, 1.0, tuple(remarks))
         tokens = sum(count for _, count in files)
         weighted = [_weighted((source,), max(count / tokens, 1e-3))[0] for source, count in files]
         alone = len(files) == 1
         sources = [source for source, _ in files] if alone else weighted
-        return _Given((*sources, *others), tokens, 1 / (1 + len(others)))
+        return _Given((*sources, *others), tokens, 1 / (1 + len(others)), tuple(remarks))
+
+    def _dataset(self, path: str, splits: Sequence[str]) -> dict[str, str]:
+        """What a source says of a hub dataset beside its path.
+
+        Raises:
+            DataError: the hub has none of the name, or it holds nothing that can be read.
+            HubError: the hub cannot be asked.
+        """
+        with progress(f"asking the hub for {path}", 1):
+            named, example = first_example(path, splits)
+        return named | column_keys(text_columns(example), f"dataset {path}", chats=self.template)
 
     def _sources(self, path: str) -> list[dict[str, Any]]:
         """A source for a file or a folder; one for each file of a folder whose files hold different things."""

@@ -107,6 +107,18 @@ def test_help_is_quick_and_light():
     assert min(seconds) < 0.5, seconds
 
 
+def test_what_libraries_look_at_when_the_process_ends_is_gone():
+    """nanobind, which Triton is bound with, tells of every object that is left then, in thirty lines."""
+    code = (
+        "import sys; sys.argv = ['sse-convert', '--version']\n"
+        "class Left:\n    def __del__(self): print('gone')\n"
+        "left = Left(); left.itself = left\n"
+        "from sse_convert.cli.app import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [__version__, "gone"]
+
+
 def test_help_names_every_command_and_exit_code():
     text = sse_convert("--help").stdout
     assert [name for name in [*COMMANDS, "recipes"] if f"\n  {name} " not in text] == []

@@ -2,9 +2,13 @@
 
 import dataclasses as dc
 import json
+from pathlib import Path
 
 import pytest
 
+from sse_convert.checkpoints.load_model import load_tokenizer
+from sse_convert.data.needle import load_words
+from sse_convert.data.recall_rows import crowding
 from sse_convert.mixers import changed_settings
 from sse_convert.recipe.presets import preset_path
 from sse_convert.recipe.recommended import (
@@ -25,6 +29,8 @@ from sse_convert.recipe.recommended import (
 )
 from sse_convert.recipe.schema import Needles
 from tests.model_configs import model_config
+
+TEACHER = Path(__file__).parents[2] / "demo" / "teacher"
 
 
 def sizes(parameters=134_515_008, width=576, positions=8192, heads=(3, 3), full=None):
@@ -79,6 +85,15 @@ def test_the_measured_model_gets_its_recipe():
     assert recommended_mixer(8192, HEADS) == changed_settings(own.mixers["sse+sliding"])
     assert recommended_calibration(sizes()) == {"rows": 2, "seq_len": 4096, "output_scale": "size"}
     assert Needles(**recommended_needles(sizes(), 2048)) == own.data.needles
+
+
+@pytest.mark.parametrize(
+    ("shortest", "keys"), [(512, [1, 8]), (1024, [1, 8, 16]), (2048, [1, 8, 32]), (4096, [1, 8, 32])]
+)
+def test_rows_have_room_for_their_needles(shortest, keys):
+    needles = Needles(**recommended_needles(sizes(), shortest))
+    assert needles.keys == keys
+    assert crowding(shortest, needles, load_tokenizer(TEACHER), load_words()) is None
 
 
 def test_weights_are_trained_as_measured_or_converted_layers_alone():

@@ -5,6 +5,8 @@ import shutil
 from itertools import islice
 from pathlib import Path
 
+import datasets
+import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,9 +20,11 @@ from sse_convert.errors import DataError
 from sse_convert.evaluation.tasks import check_texts
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.checks import check_run
+from sse_convert.recipe.schema import Source
 from sse_convert.surgery import new_recipe as module
 from sse_convert.surgery.cpu_training import Cpu
 from sse_convert.surgery.recipe_text import HUB_CHATS, MOST_PASSES
+from tests.fake_hub import FakeHub
 
 TEACHER = Path(__file__).parents[2] / "demo" / "teacher"
 NEW = Path("new.yaml")
@@ -208,3 +212,66 @@ def test_held_out_text_that_fills_no_long_row_is_read_in_short_ones():
     api.recipes_new(teacher(), NEW, text=[write("a.txt")], held_out=[write("b.txt", count=10)])
     recipe = load_recipe(NEW)
     assert recipe.eval.lengths == recipe.eval.needle.lengths == [512]
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub that has one dataset; the library reads what it holds from a folder here."""
+    folder, library = Path("hub"), datasets.load_dataset
+    folder.mkdir()
+    monkeypatch.setattr(datasets, "get_dataset_config_names", lambda path: NAMES[path])
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda path, name: ["train_sft", "test"])
+    monkeypatch.setattr(
+        datasets,
+        "load_dataset",
+        lambda path, name, *, split, streaming: library(
+            "json", data_files={split: str(folder / f"{split}.jsonl")}, split=split, streaming=streaming
+        ),
+    )
+    with FakeHub() as hub:
+        hub.datasets |= set(NAMES)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.endpoint)
+        yield folder
+
+
+NAMES = {"owner/plain": ["default"], "owner/some": ["a", "all"], "owner/parts": ["b", "c"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "keys"),
+    [
+        ("owner/plain", "chat", {"kind": "chat"}),
+        ("owner/some", "chat of many", {"kind": "chat", "name": "all"}),
+        ("owner/parts", "other", {"field": "story", "name": "b"}),
+        ("owner/plain", "text", {}),
+    ],
+)
+def test_run_accepts_what_is_written_of_a_dataset(hub, path, kind, keys):
+    """Its conversations and its column of text are found, and the configuration and the split that it must name."""
+    for split in ("train_sft", "test"):
+        write(hub / f"{split}.jsonl", kind)
+    model = teacher(APPENDS)
+    api.recipes_new(model, NEW, text=[path], held_out=[path])
+    recipe = load_recipe(NEW)
+    assert recipe.data.train == [Source(path=path, streaming=True, split="train_sft", **keys)]
+    assert recipe.data.valid == [Source(path=path, streaming=True, split="test", **keys)]
+    assert not list(check_run(recipe))
+    check_texts(recipe, open_for_planning(model))
+    stage = recipe.stages[0]
+    assert stage.loss_mask == ("assistant" if "chat" in kind else "all")
+    row = next(RowReader(recipe.data.train, tokenizer_of(model), stage.seq_len, 0, loss_mask=stage.loss_mask).rows())
+    assert (row.labels != IGNORED).any()
+
+
+def test_a_dataset_that_the_hub_does_not_have_is_refused(hub):
+    with pytest.raises(DataError, match="owner/none is neither a file, a folder nor a dataset"):
+        api.recipes_new(teacher(), NEW, text=["owner/none"])
+
+
+def test_a_hub_that_does_not_answer_is_told(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    written = api.recipes_new(teacher(), NEW, text=["owner/plain"])
+    assert "owner/plain is taken for text in a column text, since the hub cannot be reached" in "\n".join(
+        written.lines()
+    )
+    assert load_recipe(NEW).data.train == [Source(path="owner/plain", streaming=True)]
