@@ -5,6 +5,7 @@ Follows Taylor-Calibrate in setting decays by the mean attention distance; outpu
 layers with these decays give.
 """
 
+import contextlib
 import dataclasses as dc
 import itertools
 import json
@@ -30,7 +31,7 @@ from sse_convert.checkpoints.safetensors_io import read_header, write_shard
 from sse_convert.checkpoints.teacher import SourceModel, Teacher, source_view
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor, tensor_bytes
 from sse_convert.checkpoints.weights import require_finite
-from sse_convert.console import progress, say
+from sse_convert.console import Bar, progress, say
 from sse_convert.errors import CheckpointError, DataError, RecipeError
 from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.arch_spec import SSE_PREFIX, ArchSpec, decoder_config
@@ -186,11 +187,20 @@ def _measured(
 ) -> dict[int, LayerStatistics]:
     """Statistics of the layers over the batches; for `students` see `Collector`."""
     collector = Collector(model, source.spec, list(mixers), windows=branch_windows(mixers), students=students)
-    with progress(f"measuring {what}", len(batches)) as bar:
+    with progress(f"measuring {what}", len(batches) * len(mixers)) as bar, _layers_counted(model, source, mixers, bar):
         for batch in batches:
             collector.run(batch)
-            bar.update()
     return collector.statistics
+
+
+@contextlib.contextmanager
+def _layers_counted(model: PreTrainedModel, source: SourceModel, layers: Iterable[int], bar: Bar) -> Iterator[None]:
+    """Advance a bar by every pass of a layer's attention."""
+    with contextlib.ExitStack() as hooks:
+        for layer in layers:
+            attention = model.get_submodule(source.spec.attention_path(layer))
+            hooks.callback(attention.register_forward_hook(lambda *_: bar.update()).remove)
+        yield
 
 
 def _place_centroids(
@@ -233,7 +243,8 @@ def load_as_teacher(view: Teacher) -> PreTrainedModel:
     ignored = [SSE_PREFIX, further_tokens(view.config)]
     members = {"__module__": source.__module__, "_keys_to_ignore_on_load_unexpected": ignored}
     cls: Any = type(source.__name__, (source,), members)
-    model: PreTrainedModel = cls.from_pretrained(view.files.folder, config=view.config, dtype="auto")
+    with progress("loading the teacher", 1):
+        model: PreTrainedModel = cls.from_pretrained(view.files.folder, config=view.config, dtype="auto")
     require_finite(model, view.files.name)
     return model.requires_grad_(False)
 
@@ -309,7 +320,8 @@ def _write(files: CheckpointFiles, out: Path, changed: dict[str, Tensor], recipe
                 for name, info in header.items()
             )
             data = ((name, tensor_bytes(tensor.to(TORCH_DTYPES[header[name].dtype]))) for name, tensor in tensors)
-            write_shard(folder / shard, layout, data)
+            with progress("writing new tensors", 1):
+                write_shard(folder / shard, layout, data)
         if (provenance := read_provenance(files.folder)) is not None:
             dc.replace(provenance, stage="calibrate", recipe_hash=recipe_hash(recipe)).write(folder)
         write_manifest(folder, inherited_records(files.folder, others))

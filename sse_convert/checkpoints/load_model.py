@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.open import CheckpointFiles, download, open_checkpoint
+from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, HardwareError
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.recipe.problems import shortened
@@ -86,7 +87,8 @@ def load_model(
     if (folder / GENERATION).is_file():
         with refusing(f"{folder / GENERATION} cannot be used", expected="settings of generate", fix=DOWNLOAD_AGAIN):
             GenerationConfig.from_pretrained(folder)
-    model = load_pretrained(folder, dtype=dtype, device=place)
+    with progress(f"loading {folder.name}", 1):
+        model = load_pretrained(folder, dtype=dtype, device=place)
     _check_token_ids(model, source)
     return model
 

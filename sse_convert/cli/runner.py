@@ -111,7 +111,7 @@ def add_command(
         try:
             # what libraries print must not end up beside the JSON
             quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-            with quiet, memory_for(f"running {name}"):
+            with quiet, memory_for(f"running {name}"), _starting(name):
                 report = function(**given)
         except KeyboardInterrupt as interrupt:
             raise UserInterruptError(interrupt, fix=after_interrupt) from interrupt
@@ -374,6 +374,12 @@ def _print(text: str) -> None:
 def _is_first_process() -> bool:
     """True for one of the processes that `accelerate launch` starts."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def _starting(name: str) -> contextlib.AbstractContextManager[None]:
+    from sse_convert.console import starting
+
+    return starting(name) if _is_first_process() else contextlib.nullcontext()
 
 
 def _say(*lines: str) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sse_convert.checkpoints.identity import SEAL
+from sse_convert.console import progress
 from sse_convert.data.documents import Encoder
 from sse_convert.data.hub_datasets import check_datasets, open_hub
 from sse_convert.data.needle import KeyWords, load_words
@@ -132,7 +133,12 @@ def open_files(source: Source, seq_len: int) -> Corpus:
     """
     if not source.path:
         raise DataError(f"a {source.kind} source has no path", expected="a file, folder or hub dataset")
-    path, chat = Path(source.path), source.kind == "chat"
+    with progress("reading text", 1):
+        return _opened(source, seq_len)
+
+
+def _opened(source: Source, seq_len: int) -> Corpus:
+    path, chat = Path(source.path or ""), source.kind == "chat"
     files = find_files(path)
     parquet = [file for file in files if file.suffix == ".parquet"]
     if parquet and len(parquet) < len(files):

@@ -36,7 +36,7 @@ from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.process_memory import memory_for
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import found_before
-from sse_convert.surgery.budget import LENGTHS, Geometry, Mixers, cache_bytes, state_bytes
+from sse_convert.surgery.budget import Geometry, Mixers, cache_bytes, state_bytes, table_lengths
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.plan import geometry_of
 
@@ -120,7 +120,7 @@ class Evaluator:
         return EvalReport(
             teacher=teacher,
             student=dc.replace(student, agreement=tuple(watcher.result() for watcher in watchers)),
-            cache=cache_table(self._sizes, mixers, own, tasks),
+            cache=cache_table(self._sizes, mixers, own, tasks, self._context),
             conditions={
                 **_conditions(self._recipe, self._context, self._place, self._dtype, tasks),
                 "vocab_size": vocabulary,
@@ -199,9 +199,11 @@ def measure_model(
     )
 
 
-def cache_table(sizes: Geometry, teacher: Mixers, student: Mixers, tasks: Tasks) -> tuple[CacheSize, ...]:
-    """Bytes by context length from the formulas of `surgery.budget`, keys and values in the stored type."""
-    lengths = {windows.input_ids.shape[1] for windows in tasks.windows} | set(LENGTHS.values())
+def cache_table(
+    sizes: Geometry, teacher: Mixers, student: Mixers, tasks: Tasks, context: int | None
+) -> tuple[CacheSize, ...]:
+    """Bytes by length, longest first, from the formulas of `surgery.budget`, keys and values in the stored type."""
+    lengths = {windows.input_ids.shape[1] for windows in tasks.windows} | set(table_lengths(context))
     lengths |= {len(samples[0].token_ids) for samples in tasks.needles} | set(tasks.speed_lengths)
     return tuple(
         CacheSize(
@@ -210,7 +212,7 @@ def cache_table(sizes: Geometry, teacher: Mixers, student: Mixers, tasks: Tasks)
             student_bytes=cache_bytes(sizes, student, length),
             student_state_bytes=sum(state_bytes(sizes, mixer) for mixer in student),
         )
-        for length in sorted(lengths)
+        for length in sorted(lengths, reverse=True)
     )
 
 

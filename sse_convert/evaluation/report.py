@@ -144,7 +144,6 @@ class EvalReport:
         verdict = self.verdict()
         blocks = [
             self._loss_lines(),
-            self._context_lines(),
             agreement_lines(self.student.agreement),
             self._needle_lines(),
             [f"note: {note}" for note in verdict.notes],
@@ -162,16 +161,6 @@ class EvalReport:
         ]
         header = ("length", "windows", "teacher loss", "student loss", "gap", "+-95%", "teacher bpb", "student bpb")
         return ["held-out loss (nats/token) and bits per byte", *table(header, rows)] if rows else []
-
-    def _context_lines(self) -> list[str]:
-        """A note where the teacher was measured beyond the positions that it was trained for."""
-        context = self.conditions.get("teacher_context")
-        teacher = self.teacher
-        lengths = [loss.length for loss in teacher.held_out]
-        lengths += [score.length for score in teacher.needles]
-        if context is None or max(lengths, default=0) <= context:
-            return []
-        return [f"note: the teacher was trained for {context:,} positions; beyond them it is measured as it is"]
 
     def _needle_lines(self) -> list[str]:
         rows = [

@@ -86,14 +86,23 @@ def model_verdict(report: Mapping[str, Any]) -> ModelVerdict:
         text = (
             f"none: the teacher's own loss is {loss:.2f} nats, no better than guessing: check its weights and the text"
         )
-        return ModelVerdict(grade="unknown", text=text, notes=tuple(_left_out(report)))
+        return ModelVerdict(grade="unknown", text=text, notes=_notes(report))
     if grade == "unknown":
         text = "none: neither a loss nor needles that the teacher finds were measured"
-        return ModelVerdict(grade=grade, text=text, notes=tuple(_left_out(report)))
+        return ModelVerdict(grade=grade, text=text, notes=_notes(report))
     parts = [*([share[1]] if share else []), *_loss_words(report, gap)]
     parts += [] if share else ["retrieval not measured"]
     text = f"{HEADS[grade]}: {', '.join(parts)}" + ("; not offered for push" if grade == "destroyed" else "")
-    return ModelVerdict(grade=grade, text=text, notes=tuple(_left_out(report)))
+    return ModelVerdict(grade=grade, text=text, notes=_notes(report))
+
+
+def _notes(report: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is to be known beside the verdict."""
+    context = report["conditions"].get("teacher_context")
+    if context is None or max((row["length"] for row in report["cache"]), default=0) <= context:
+        return tuple(_left_out(report))
+    beyond = f"the teacher was trained for {context:,} positions; figures beyond them are of it as it is"
+    return (*_left_out(report), beyond)
 
 
 def _grade(report: Mapping[str, Any], gap: Mapping[str, Any] | None, share: float | None) -> Grade:

@@ -171,10 +171,8 @@ def cache_measures(run: Run) -> Iterator[Measure]:
     Args:
         run: a run or a checkpoint.
     """
-    from sse_convert.surgery.budget import LENGTHS
-
-    for name, size in run.model.cache.items() if run.model else ():
-        yield _at_length(CACHE, LENGTHS[name], format_bytes(size), size)
+    for length, size in run.model.cache.items() if run.model else ():
+        yield _at_length(CACHE, length, format_bytes(size), size)
 
 
 def _interval(

@@ -5,6 +5,7 @@ import dataclasses as dc
 from pathlib import Path
 from typing import Any
 
+from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import progress, say
@@ -19,11 +20,10 @@ from sse_convert.selection.recall_probes import NAMES
 from sse_convert.selection.selection_report import SelectReport
 from sse_convert.selection.setup import SelectSettings, check_recall, known_mixers, run_method, set_up
 from sse_convert.selection.team import ALONE, Team
-from sse_convert.surgery.budget import layer_bytes
+from sse_convert.surgery.budget import layer_bytes, table_lengths
 from sse_convert.surgery.guessing import guess_warnings
 from sse_convert.surgery.plan import geometry_of
 
-CACHE_LENGTH = 32768
 ANSWERED = 0.5
 """a teacher that answers this share of a form is judged by it"""
 SIGNAL = 0.5
@@ -52,7 +52,7 @@ def select_layers(
         team: processes that share the work; every one must call it. The first writes and says what was found.
         try_teacher: warn of one that guesses, before any layer is chosen.
     """
-    with progress("reading text to choose by", 1) if team.leads else contextlib.nullcontext():
+    with progress("reading text to choose by", 1):
         setup = set_up(recipe, out, settings, text=text, device=device, teacher=teacher, team=team)
     meter = setup.meter
     layers = len(meter.layers)
@@ -83,7 +83,7 @@ def select_layers(
             teacher=meter.measure(meter.layers),
             nothing=nothing,
             chosen=choice,
-            cache_length=CACHE_LENGTH,
+            cache_length=_context(setup.teacher),
             cache_bytes_saved=_saved(setup.teacher, recipe, meter),
             conditions={**dc.asdict(settings), **setup.conditions},
         )
@@ -132,12 +132,18 @@ def _steps(settings: SelectSettings, method: str, layers: int) -> int:
     return 2 + (rounds + 1 if method == METHODS["layers"] else retrieval_sets(keep=keep, tries=settings.tries))
 
 
+def _context(teacher: Teacher) -> int:
+    """Tokens of a sequence that the model can read."""
+    return table_lengths(context_limit(teacher.config))[0]
+
+
 def _saved(teacher: Teacher, recipe: Recipe, meter: Meter) -> list[int]:
     """Cache bytes that each layer, or head, saves as the mixer that the recipe gives it."""
     sizes, mixer, span = geometry_of(teacher), known_mixers(recipe)[replacement(recipe)], meter.span
+    context = _context(teacher)
 
     def saved(layer: int) -> int:
-        whole = layer_bytes(sizes, layer, None, CACHE_LENGTH) - layer_bytes(sizes, layer, mixer, CACHE_LENGTH)
+        whole = layer_bytes(sizes, layer, None, context) - layer_bytes(sizes, layer, mixer, context)
         return whole if span == 1 else whole // teacher.dims_of(layer).kv_heads
 
     return [saved(unit // span) if unit in meter.layers else 0 for unit in range(teacher.num_layers * span)]

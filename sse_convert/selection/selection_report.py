@@ -42,7 +42,7 @@ class SelectReport:
     span: int
     """1 where layers were chosen, else the factor in the numbers of heads"""
     cache_length: int
-    """tokens of the sequence whose cache is counted"""
+    """tokens of the sequence whose cache is counted: the model's context"""
     cache_bytes_saved: list[int]
     """per layer, what replacing it saves of that cache (negative where it costs more)"""
     conditions: dict[str, Any]

@@ -24,8 +24,10 @@ from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.tensors import new_tensors, own_dims, state_heads, state_shape
 
 STATE_BYTES = 4
-LENGTHS = {"4K": 4096, "32K": 32768, "128K": 131072, "1M": 1048576}
-"""context lengths of the tables, in tokens"""
+ENDLESS = 131072
+"""context of a model that knows no positions, for the tables"""
+SHORTEST = 512
+"""tokens of a row of the tables, where the context has more"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +94,12 @@ class Geometry:
 
 Mixers = list[Mixer | None]
 """mixer of each layer, None for the teacher's attention"""
+
+
+def table_lengths(context: int | None) -> list[int]:
+    """Context lengths of the tables, in tokens: the model's own first, and shorter ones. None knows no positions."""
+    longest = context or ENDLESS
+    return [longest, *(length for length in (longest // 4, longest // 16) if length >= SHORTEST)]
 
 
 def added_parameters(dims: AttentionDims, mixer: Mixer | None) -> int:

@@ -165,7 +165,8 @@ def convert_layers(
         if layout:
             dtype, fresh = TORCH_DTYPES[teacher.dtype], fresh_tensors(teacher, names, mixers, recipe.train.seed)
             data = ((teacher.attention_tensor(*place), tensor_bytes(tensor.to(dtype))) for place, tensor in fresh)
-            write_shard(folder / NEW_SHARD, layout, data)
+            with progress("writing new tensors", 1):
+                write_shard(folder / NEW_SHARD, layout, data)
         write_index(folder, [*placed, *([NEW_SHARD] if layout else [])])
         _write_config(folder, teacher, names, mixers, recipe)
         write_remote_code(folder)

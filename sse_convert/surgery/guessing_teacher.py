@@ -8,7 +8,7 @@ from sse_convert.checkpoints.load_model import context_limit, tokenizer_of
 from sse_convert.checkpoints.mapped_model import mapped_model
 from sse_convert.checkpoints.open import download
 from sse_convert.checkpoints.teacher import Teacher
-from sse_convert.console import say
+from sse_convert.console import progress, say
 from sse_convert.data.rows import RowReader, stack
 from sse_convert.recipe.schema import Recipe
 from sse_convert.surgery.guessing import guess_warnings
@@ -52,5 +52,6 @@ def guesses_of(model: PreTrainedModel, row: dict[str, Tensor]) -> list[str]:
     ids = row["input_ids"]
     if ids.shape[1] < 2:
         return []
-    logits = model(ids, position_ids=row["position_ids"], use_cache=False).logits[0, :-1].float()
+    with progress("trying the teacher", 1):
+        logits = model(ids, position_ids=row["position_ids"], use_cache=False).logits[0, :-1].float()
     return guess_warnings(float(torch.nn.functional.cross_entropy(logits, ids[0, 1:])), logits.shape[-1])

@@ -5,14 +5,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.checkpoints.open import whole_checkpoint
 from sse_convert.checkpoints.provenance import Provenance, read_provenance
 from sse_convert.checkpoints.teacher import is_new_tensor, source_view
 from sse_convert.mixers import FULL
 from sse_convert.modeling.arch_spec import SSE_PREFIX
 from sse_convert.modeling.configuration import checked_sse, stored_mixers
+from sse_convert.recipe.units import format_count
 from sse_convert.report import FieldsReport, format_bytes, format_cache, format_mixer, format_number, table
-from sse_convert.surgery.budget import LENGTHS, Mixers, cache_bytes, constant_and_growth
+from sse_convert.surgery.budget import Mixers, cache_bytes, constant_and_growth, table_lengths
 from sse_convert.surgery.plan import geometry_of
 
 
@@ -39,8 +41,8 @@ class InspectReport(FieldsReport):
     """per layer, state and window bytes of one sequence, whatever its length"""
     bytes_per_token: list[int]
     """per layer, bytes by which its cache grows with each token"""
-    cache: dict[str, int]
-    """context length -> cache and state bytes of one sequence"""
+    cache: dict[int, int]
+    """length, the model's own context first -> cache and state bytes of one sequence"""
     base_model: str | None
     base_revision: str | None
     recipe_hash: str | None
@@ -66,7 +68,7 @@ class InspectReport(FieldsReport):
         if self.provenance:
             lines.append(f"written by stage {self.provenance.stage}, sse-convert {self.provenance.tool_version}")
         lines += ["", *self._layer_table(), "", *self._mixer_lines()]
-        sizes = ", ".join(f"{format_bytes(size)} at {length}" for length, size in self.cache.items())
+        sizes = ", ".join(f"{format_bytes(size)} at {format_count(length)}" for length, size in self.cache.items())
         return [*lines, f"cache and state of one sequence: {sizes}"]
 
     def _layer_table(self) -> list[str]:
@@ -105,7 +107,7 @@ def inspect_checkpoint(checkpoint: Path | str, revision: str | None = None) -> I
         mixers=sse.get("mixers", {}),
         constant_bytes=[constant for constant, _ in sizes],
         bytes_per_token=[growth for _, growth in sizes],
-        cache={name: cache_bytes(geometry, by_layer, length) for name, length in LENGTHS.items()},
+        cache={length: cache_bytes(geometry, by_layer, length) for length in table_lengths(context_limit(view.config))},
         base_model=sse.get("base_model"),
         base_revision=sse.get("base_revision"),
         recipe_hash=sse.get("recipe_hash"),

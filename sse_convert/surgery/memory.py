@@ -2,13 +2,17 @@
 
 import dataclasses as dc
 
-from sse_convert.modeling.logits import logits_at_once
+from sse_convert.modeling.logits import KL_BYTES, logits_at_once
 
 GIB = 1 << 30
 GPU_GIB = (24, 48, 80, 141)
 """memory sizes of the tables"""
 USABLE = 0.92
 """share of a GPU's memory that training can use; the rest is the driver's, the library's and fragmentation"""
+CPU_TOKENS = 4096
+"""tokens of a pass on a CPU beyond which more of them no longer make it faster"""
+LIBRARIES = 600 << 20
+"""bytes of a process that has imported torch and transformers"""
 MOST_TOKENS = 65536
 """tokens of a pass beyond which more of them no longer make a GPU faster"""
 
@@ -89,6 +93,13 @@ class StageMemory:
         needed = {gib: self.total(seq_len, rows, gib * GIB, processes) for gib in GPU_GIB}
         return next((total for gib, total in needed.items() if total <= gib * GIB * USABLE), needed[GPU_GIB[-1]])
 
+    def on_cpu(self, seq_len: int, rows: int) -> float:
+        """Bytes of a process on a CPU, where losses are no kernels of their own."""
+        tokens = rows * seq_len
+        logits = min(logits_at_once(None), tokens * self.vocabulary) if self.chunked_by else 0
+        kept = tokens * (self.per_token + self.per_pair * seq_len)
+        return LIBRARIES + self.fixed() + kept + max(KL_BYTES * logits, tokens * self.again)
+
     def longest(self, gpu_gib: int) -> int:
         """Tokens of the longest single row that fits a GPU, a multiple of 256; 0 if the model itself does not fit."""
         room = gpu_gib * GIB * USABLE
@@ -114,6 +125,11 @@ def most_rows(estimate: StageMemory, seq_len: int, rows: int, gpu_bytes: int, ro
     fitting = (n for n in even_parts(rows) if estimate.total(seq_len, n, gpu_bytes, processes) <= room)
     most = MOST_TOKENS * estimate.ranks
     return max((n for n in fitting if n == 1 or n * seq_len <= most), default=0)
+
+
+def cpu_rows(seq_len: int, rows: int) -> int:
+    """Rows of a pass on a CPU, of so many of a step."""
+    return max(n for n in even_parts(rows) if n == 1 or n * seq_len <= CPU_TOKENS)
 
 
 def even_parts(rows: int) -> list[int]:

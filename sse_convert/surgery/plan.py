@@ -4,8 +4,11 @@ A recipe that cannot work is refused here, before any weights are downloaded or 
 """
 
 import dataclasses as dc
+import functools
+from collections.abc import Callable
 
 from sse_convert.checkpoints.config_only import has_weights, open_for_planning
+from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
@@ -24,7 +27,7 @@ from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.choice_cost import choice_effort, cpu_hours
 from sse_convert.surgery.compatibility import check_fit
 from sse_convert.surgery.costs import costs_of
-from sse_convert.surgery.memory import GPU_GIB
+from sse_convert.surgery.memory import GPU_GIB, StageMemory, cpu_rows
 from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextStep, Plan, StageRow
 from sse_convert.surgery.speed import nearest_speed, training_flops
 from sse_convert.surgery.stage_memory import compiles_layers, stage_memory, still_the_teachers, trained_parameters
@@ -85,18 +88,13 @@ def build_plan(
                 length=length,
                 teacher_bytes=budget.cache_bytes(geometry, plain, length),
                 hybrid_bytes=budget.cache_bytes(geometry, by_layer, length),
+                teacher_flops=budget.forward_flops(geometry, plain, length),
+                hybrid_flops=budget.forward_flops(geometry, by_layer, length),
             )
-            for length in budget.LENGTHS.values()
+            for length in budget.table_lengths(context_limit(teacher.config))
         ],
         break_even=budget.break_even(geometry, by_layer),
-        forward_flops={
-            name: {
-                "teacher": budget.forward_flops(geometry, plain, length),
-                "hybrid": budget.forward_flops(geometry, by_layer, length),
-            }
-            for name, length in budget.LENGTHS.items()
-        },
-        stages=[_stage_row(recipe, stage, geometry, by_layer) for stage in recipe.stages],
+        stages=[_stage_row(recipe, stage, geometry, by_layer, cpu=cpu) for stage in recipe.stages],
         costs=costs_of(recipe, teacher, geometry, mixers, by_layer, added),
         next_step=_next_step(recipe, teacher),
         notes=[*_before_run(recipe), *_notes(recipe, teacher, names, by_layer)],
@@ -181,21 +179,20 @@ def _choice_row(recipe: Recipe, teacher: Teacher, geometry: Geometry, *, cpu: bo
     )
 
 
-def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers) -> StageRow:
-    plain, checkpointed = (
-        stage_memory(
-            geometry,
-            mixers,
-            stage,
-            lora_rank=recipe.train.lora_rank,
-            bf16=recipe.train.mixed_precision != "no",
-            checkpointing=checkpointing,
-            cuda_graphs=recipe.train.cuda_graphs,
-            compiled=compiles_layers(stage, recipe.train),
-            shared=still_the_teachers(recipe.stages, stage),
-        )
-        for checkpointing in (False, True)
+def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers, *, cpu: bool) -> StageRow:
+    train = recipe.train
+    memory = functools.partial(
+        stage_memory,
+        geometry,
+        mixers,
+        stage,
+        lora_rank=train.lora_rank,
+        bf16=train.mixed_precision != "no",
+        cuda_graphs=train.cuda_graphs,
+        compiled=compiles_layers(stage, train),
+        shared=still_the_teachers(recipe.stages, stage),
     )
+    plain, checkpointed = memory(checkpointing=False), memory(checkpointing=True)
     least = checkpointed if stage.gradient_checkpointing else plain  # auto can have it, where it must
     return StageRow(
         name=stage.name,
@@ -205,11 +202,20 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers)
         seq_len=stage.seq_len,
         flops=stage.tokens * training_flops(stage, geometry, mixers),
         trained_parameters=trained_parameters(geometry, mixers, stage, recipe.train.lora_rank),
+        cpu_bytes=_cpu_bytes(stage, memory, low=train.mixed_precision == "bf16") if cpu else None,
         memory_bytes=round(least.least(stage.seq_len, 1 if stage.micro_batch == "auto" else stage.micro_batch)),
         longest={
             str(gib): {"plain": plain.longest(gib), "checkpointing": checkpointed.longest(gib)} for gib in GPU_GIB
         },
     )
+
+
+def _cpu_bytes(stage: Stage, memory: Callable[..., StageMemory], *, low: bool) -> int:
+    """Of a stage on this machine's CPU, in float32 unless the recipe says otherwise, and not compiled."""
+    rows = max(1, stage.batch_tokens // stage.seq_len)
+    rows = cpu_rows(stage.seq_len, rows) if stage.micro_batch == "auto" else stage.micro_batch
+    again = stage.gradient_checkpointing is True
+    return round(memory(bf16=low, cuda_graphs=False, compiled=False, checkpointing=again).on_cpu(stage.seq_len, rows))
 
 
 def _next_step(recipe: Recipe, teacher: Teacher) -> NextStep:

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 from sse_convert.mixers import Mixer, mixer_to_dict
+from sse_convert.recipe.units import format_count
 from sse_convert.report import format_bytes, format_number, table, time_in_words
-from sse_convert.surgery.budget import LENGTHS
 from sse_convert.surgery.costs import GPUS, Costs
 from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, gpus_in_words, launch_command
 from sse_convert.surgery.memory import GIB, GPU_GIB
@@ -66,11 +66,13 @@ class ChoiceRow:
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class CacheRow:
-    """Cache and state bytes of one sequence at one length."""
+    """Cache and state bytes of one sequence at one length, and forward FLOPs of a token of it."""
 
     length: int
     teacher_bytes: int
     hybrid_bytes: int
+    teacher_flops: float
+    hybrid_flops: float
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +89,8 @@ class StageRow:
     trained_parameters: int
     memory_bytes: int
     """one GPU, at the recipe's seq_len, micro_batch and checkpointing; the least that is needed where those are auto"""
+    cpu_bytes: int | None = None
+    """of this machine's memory, where it computes on its CPU"""
     longest: dict[str, dict[str, int]]
     """GPU memory in GiB -> tokens of the longest row that fits, plain and with gradient checkpointing"""
 
@@ -124,10 +128,9 @@ class Plan:
     added_parameters: int
     new_shard_bytes: int
     cache: list[CacheRow]
+    """at the teacher's context first, then at shorter lengths"""
     break_even: int | None
     """shortest length from which the hybrid's cache is no larger than the teacher's"""
-    forward_flops: dict[str, dict[str, float]]
-    """length -> forward FLOPs per token of teacher and hybrid"""
     stages: list[StageRow]
     costs: Costs
     """memory by way of launching, GPU hours, disk, download"""
@@ -222,15 +225,14 @@ class Plan:
         )
 
     def _cache_table(self) -> list[str]:
-        names = {length: name for name, length in LENGTHS.items()}
         rows = [
             (
-                names[row.length],
+                format_count(row.length),
                 format_bytes(row.teacher_bytes),
                 format_bytes(row.hybrid_bytes),
                 f"{row.hybrid_bytes / row.teacher_bytes:.1%}",
-                format_number(self.forward_flops[names[row.length]]["teacher"]),
-                format_number(self.forward_flops[names[row.length]]["hybrid"]),
+                format_number(row.teacher_flops),
+                format_number(row.hybrid_flops),
             )
             for row in self.cache
         ]
@@ -265,7 +267,13 @@ class Plan:
             "auto, which take what there is) and the longest row that fits GPUs of these sizes, plain /",
             "with gradient checkpointing (a row stays on one GPU, but where context_parallel splits it):",
             *table(header, rows),
+            *self._cpu_line(),
         ]
+
+    def _cpu_line(self) -> list[str]:
+        """The same of this machine, without a GPU."""
+        known = [f"{row.cpu_bytes / GIB:.1f} GiB in {row.name}" for row in self.stages if row.cpu_bytes is not None]
+        return [f"on this CPU a process takes about {', '.join(known)}"] if known else []
 
 
 def _longest(tokens: dict[str, int]) -> str:

@@ -25,6 +25,7 @@ from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES
 from sse_convert.checkpoints.teacher import check_floats, check_shapes, config_object, is_new_tensor, source_view
 from sse_convert.checkpoints.weights import Scan, check_weights, scan_weights
+from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, SSEConvertError, VerificationError
 from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
 from sse_convert.modeling.auto import register
@@ -262,7 +263,7 @@ def _check_logits(files: CheckpointFiles) -> str:
     text = decoder_config(config)
     length = min(PROBE_TOKENS, text.max_position_embeddings)
     ids = torch.arange(length)[None] % text.vocab_size
-    with mapped_model(files, config) as model:
+    with progress("trying the model", 1), mapped_model(files, config) as model:
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     if bad := int(logits.numel() - logits.isfinite().sum()):
         raise CheckpointError(f"{bad} of {logits.numel()} logits of a {length}-token input are NaN or infinite")

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sse_convert.console import progress
 from sse_convert.data.packing import IGNORED
 from sse_convert.mixers import WindowMixer
 from sse_convert.modeling.configuration import layer_mixers
@@ -150,7 +151,8 @@ class Align(Objective):
 
     def _measure(self, errors: dict[int, LayerError], first: Sequence[Batch]) -> dict[str, Any]:
         """The size of each layer's target and its relative error, over the first step."""
-        sums = error_sums(errors, self._moved(first), self._teacher_calls, self.accelerator)
+        with progress("measuring layers", 1):
+            sums = error_sums(errors, self._moved(first), self._teacher_calls, self.accelerator)
         return {
             "power": {str(i): power / tokens for i, (_, power, tokens) in sums.items()},
             "initial": {str(i): error / power for i, (error, power, _) in sums.items()},

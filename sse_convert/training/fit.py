@@ -17,7 +17,7 @@ from sse_convert.errors import DependencyError
 from sse_convert.mixers import FULL
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.surgery.compatibility import Match
-from sse_convert.surgery.memory import USABLE, Processes, even_parts, most_rows
+from sse_convert.surgery.memory import USABLE, Processes, cpu_rows, even_parts, most_rows
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.stage_memory import compiles_layers, stage_memory
 from sse_convert.training.schedule import Schedule
@@ -26,8 +26,6 @@ from sse_convert.training.sharding import is_sharded
 FILE = "chosen.json"
 ENOUGH_TOKENS = 8192
 """tokens of a pass that keep a GPU busy; where fewer fit, activations are computed twice and more rows fit"""
-CPU_TOKENS = 4096
-"""tokens of a pass on a CPU, which larger passes do not make faster"""
 
 
 def failures() -> tuple[type[Exception], ...]:
@@ -132,7 +130,7 @@ class Fit:
         memory = gpu_memory(self.accelerator)
         length, rows = self.stage.seq_len // self.stage.context_parallel, self._rows
         if memory is None:
-            return max(n for n in even_parts(rows) if n == 1 or n * length <= CPU_TOKENS), False
+            return cpu_rows(length, rows), False
         asked = self.stage.gradient_checkpointing
         ways = [asked] if asked != "auto" else [False] if self.stage.loss == "layer_mse" else [False, True]
         wanted = self.stage.micro_batch if self.stage.micro_batch != "auto" else min(ENOUGH_TOKENS // length, rows)

@@ -253,6 +253,5 @@ def _bar(accelerator: Accelerator, stage: Stage, schedule: Schedule, start: Prog
     if not accelerator.is_main_process:
         yield None
         return
-    with progress(stage.name, total) as bar:
-        bar.update(start.step * schedule.step_tokens)
+    with progress(stage.name, total, start.step * schedule.step_tokens) as bar:
         yield bar

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from sse_convert.checkpoints.load_model import pick_device
 from sse_convert.checkpoints.open import download, open_checkpoint
 from sse_convert.checkpoints.weights import require_finite
+from sse_convert.console import progress
 from sse_convert.errors import HardwareError, TrainingError, UsageError
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import backbone_of, source_spec
@@ -169,8 +170,9 @@ def _read(
     """A model whose weights are finite, read once where they are shared out. Errors call it `name`."""
 
     def read() -> PreTrainedModel:
-        model = load_pretrained(folder, dtype=dtype, device=device, sse=sse)
-        require_finite(model, name)
+        with progress(f"loading {Path(name).name}", 1):
+            model = load_pretrained(folder, dtype=dtype, device=device, sse=sse)
+            require_finite(model, name)
         return model
 
     return read_once(read, lambda: empty_model(folder, dtype, sse), accelerator)

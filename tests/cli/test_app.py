@@ -393,9 +393,13 @@ def test_a_signal_that_ends_a_command(capsys, monkeypatch, number, code, what):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_outside_our_own_code(monkeypatch, capsys, number, code):
-    monkeypatch.setattr(api, "plan", lambda *a, **k: TextReport({}, ["done"]))
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_is_first_process", lambda: signal.raise_signal(number))
+
+        def plan(*a, **k):
+            patch.setattr(runner, "_is_first_process", lambda: signal.raise_signal(number))
+            return TextReport({}, ["done"])
+
+        patch.setattr(api, "plan", plan)
         assert run_app(app, ["plan", "x"]) == code
     assert capsys.readouterr().err == {130: "interrupted\n", 143: "ended by SIGTERM\n"}[code]
 

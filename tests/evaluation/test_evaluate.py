@@ -66,9 +66,9 @@ def test_measured_cache_equals_the_formula(recipe, teacher_folder, student_folde
 
 def test_cache_table(recipe, student_folder):
     report = evaluate_checkpoint(change(recipe, tokens=0, needle=None), student_folder, device="cpu")
-    first, *_, last = report.cache
-    assert [row.length for row in report.cache] == [64, 4096, 32768, 131072, 1048576]
-    assert last.teacher_bytes == 16384 * first.teacher_bytes
+    last, *_, first = report.cache
+    assert [row.length for row in report.cache] == [2048, 512, 64]
+    assert last.teacher_bytes == 32 * first.teacher_bytes
     assert first.student_state_bytes == last.student_state_bytes == 3 * 2 * 8 * 8 * 4
     assert last.student_bytes == last.teacher_bytes // 2 + last.student_state_bytes
     (teacher,), (student,) = report.teacher.speed, report.student.speed
@@ -124,7 +124,7 @@ def test_lengths_of_a_stretched_student(recipe, student_folder):
     text.write_text(8 * text.read_text())
     report = evaluate_checkpoint(change(stretched, lengths=[4096], tokens=4096), student_folder, device="cpu")
     assert [loss.length for loss in report.teacher.held_out] == [4096]
-    assert "note: the teacher was trained for 2,048 positions; beyond them it is measured as it is" in report.lines()
+    assert "note: the teacher was trained for 2,048 positions; figures beyond them are of it as it is" in report.lines()
     assert not any("trained for" in line for line in evaluate_checkpoint(recipe, student_folder, device="cpu").lines())
 
 

@@ -83,7 +83,7 @@ def test_it_plans(name, model):
     names = [row.mixer for row in plan.layers if row.source == "full"]
     assert any(mixer == "full" or "@" in mixer for mixer in names) == (name not in SCRATCH)
     assert names.count("full") < len(names) / 2
-    assert plan.cache[-1].hybrid_bytes < plan.cache[-1].teacher_bytes / 2
+    assert plan.cache[0].hybrid_bytes < plan.cache[0].teacher_bytes / 2
     assert json.dumps(plan.to_dict(), allow_nan=False)
     assert plan.lines()
     if name in PARAMETERS:

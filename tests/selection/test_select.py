@@ -87,7 +87,7 @@ def test_files(done, tmp_path):
     with (out / "scores.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 6
-    assert all(int(r["cache_bytes_saved"]) == report.cache_bytes_saved[0] > 0 for r in rows)
+    assert all(int(r["cache_bytes_saved"]) == report.cache_bytes_saved[0] != 0 for r in rows)
     assert all(int(r["tokens"]) > 0 and float(r["seconds"]) > 0 for r in rows)
     data = json.loads((out / "selection.json").read_text())
     assert data["choices"][0]["kept"] == [RETRIEVES]

@@ -60,9 +60,7 @@ def test_qwen3(qwen3):
     assert qwen3.parameters == 596_049_920
     assert qwen3.layer_names[:4] == ["sse", "sliding", "full", "sse"]
     assert qwen3.layer_names[-1] == "full"
-    assert [row.teacher_bytes for row in qwen3.cache] == [
-        28 * 2 * 8 * 128 * 2 * n for n in (4096, 32768, 131072, 1048576)
-    ]
+    assert [row.teacher_bytes for row in qwen3.cache] == [28 * 2 * 8 * 128 * 2 * n for n in (40960, 10240, 2560)]
     assert qwen3.layers[0].constant_bytes == 5 * 8 * 128 * 128 * 4
     assert qwen3.layers[1].constant_bytes == 2 * 8 * 128 * (127 + 4) * 2
     assert (qwen3.layers[2].bytes_per_token, qwen3.layers[2].constant_bytes) == (2 * 8 * 128 * 2, 0)
@@ -118,9 +116,9 @@ def test_of_experts_a_token_meets_a_few():
     assert (plan.parameters, plan.active_parameters) == (30_532_122_624, 30_532_122_624 - idle)
     assert plan.active_bytes == 2 * (plan.active_parameters - 151936 * 2048)
     assert plan.lines()[0] == "m: qwen3_moe, 48 layers, 30.5B parameters, 3.35B of them active (6.08 GB read per token)"
-    attention = 4 * 32 * 128 * 2048.5
+    attention = 4 * 32 * 128 * 1280.5
     flops = 2 * (plan.active_parameters - 151936 * 2048) + 48 * attention
-    assert plan.forward_flops["4K"]["teacher"] == pytest.approx(flops)
+    assert plan.cache[-1].teacher_flops == pytest.approx(flops)
 
 
 def test_stage_flops(qwen3):
