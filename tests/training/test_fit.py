@@ -10,6 +10,7 @@ import torch
 from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.compat import compile_error
 from sse_convert.errors import HardwareError
+from sse_convert.surgery import memory
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.memory import USABLE
 from sse_convert.surgery.plan import geometry_of
@@ -89,7 +90,7 @@ def test_what_exists_once_leaves_room_for_rows(fitted, monkeypatch):
 
 def test_a_cpu_takes_small_passes(fitted, monkeypatch):
     assert fitted().choose(None).micro_batch == 16
-    monkeypatch.setattr(fit, "CPU_TOKENS", 100)
+    monkeypatch.setattr(memory, "CPU_TOKENS", 100)
     assert fitted().choose(None) == Chosen(micro_batch=2, gradient_checkpointing=False, compile=False, processes=1)
 
 
