@@ -51,6 +51,11 @@ _PROGRESS = re.compile(r"[\w ().-]+: \d+/\d+(, |$)")
 """what `console.progress` prints of a step that takes more than two seconds, so on a slow machine of other steps"""
 
 
+def _told(printed: str) -> list[str]:
+    """Lines without those of progress, which a slow machine has more of."""
+    return [line for line in printed.splitlines() if not _PROGRESS.match(line)]
+
+
 @dc.dataclass(frozen=True, slots=True)
 class Block:
     """A fenced block of a page."""
@@ -214,7 +219,7 @@ class Workplace:
         text = printed.read_text(encoding="utf-8")
         if (code != 0) != fails:
             raise RuntimeError(f"exit code {code} of: {command}\n{text}")
-        return "".join(f"{line.rstrip()}\n" for line in text.splitlines() if not _PROGRESS.match(line))
+        return "".join(f"{line.rstrip()}\n" for line in _told(text))
 
     def _run(self, command: str, printed: Path) -> int:
         """Exit code of a command line whose output goes to a file; a Python process at its head starts warm."""
@@ -228,7 +233,10 @@ class Workplace:
             out.write_text("")
         error = out if call.merged else printed
         code = warm.run(call.arguments, self.folder, self._environment(), out, error, timeout=TIMEOUT)
-        return (self._shell(call.rest, printed, piped) or code) if call.rest else code
+        if not call.rest:
+            return code
+        piped.write_text("".join(f"{line}\n" for line in _told(piped.read_text(encoding="utf-8"))), encoding="utf-8")
+        return self._shell(call.rest, printed, piped) or code
 
     def _shell(self, command: str, printed: Path, stdin: Path = Path(os.devnull)) -> int:
         with printed.open("a") as out, stdin.open() as given:

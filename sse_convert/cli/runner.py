@@ -111,7 +111,7 @@ def add_command(
         try:
             # what libraries print must not end up beside the JSON
             quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-            with quiet, memory_for(f"running {name}"), _starting(name):
+            with quiet, memory_for(f"running {name}"), _starting(_command_name(app, name)):
                 report = function(**given)
         except KeyboardInterrupt as interrupt:
             raise UserInterruptError(interrupt, fix=after_interrupt) from interrupt

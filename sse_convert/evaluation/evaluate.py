@@ -38,6 +38,7 @@ from sse_convert.recipe.schema import Recipe
 from sse_convert.report import found_before
 from sse_convert.surgery.budget import Geometry, Mixers, cache_bytes, state_bytes, table_lengths
 from sse_convert.surgery.compatibility import match_recipe
+from sse_convert.surgery.cpu_speed import fast_in_bfloat16
 from sse_convert.surgery.plan import geometry_of
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def evaluate_checkpoint(
     """Measure a checkpoint and the recipe's model as the recipe's `eval` says.
 
     Under a launcher, processes read windows of stages with `context_parallel` together; the first does all else alone.
-    Both models run in float32 on a CPU and in the teacher's stored type elsewhere, one after the other.
+    Both models run one after the other, in the teacher's stored type; in float32 on a CPU, unless the model is large
+    and the CPU has units for products in bfloat16.
     Arguments and errors as of `api.evaluate`.
     """
     if (files := open_checkpoint(checkpoint)).model_type.startswith(SSE_PREFIX):
@@ -76,6 +78,10 @@ def measures(recipe: Recipe) -> bool:
     """Whether the recipe asks for any measurement."""
     asked = recipe.eval
     return bool(asked.tokens or asked.throughput or asked.needle or asked.lm_eval)
+
+
+SMALL = 64_000_000
+"""parameters of a model that a CPU measures in float32"""
 
 
 class Evaluator:
@@ -129,7 +135,10 @@ class Evaluator:
 
     @property
     def _dtype(self) -> torch.dtype:
-        return torch.float32 if self._place.type == "cpu" else (self._source.config.dtype or torch.float32)
+        """The teacher's stored one, but float32 on a CPU that is no faster in it, and for a model that is soon read."""
+        small = self._sizes.active_parameters < SMALL or not fast_in_bfloat16()
+        stored: torch.dtype = self._source.config.dtype or torch.float32
+        return torch.float32 if self._place.type == "cpu" and small else stored
 
     def _measure(
         self, tasks: Tasks, source: str | Path, revision: str | None, watchers: Sequence[TeacherStates | Comparison]

@@ -60,7 +60,7 @@ def select_layers(
     with contextlib.ExitStack() as held:
         if team.leads:
             held.enter_context(run_lock(out))
-            meter.bar = held.enter_context(progress("choosing layers", most))
+            meter.bar = held.enter_context(progress(f"choosing {'heads' if meter.span > 1 else 'layers'}", most))
         recall, nothing = settle_recall(meter, settings.recall_weight)
         if try_teacher and team.leads:
             for warning in guess_warnings(meter.measure(meter.layers).text_loss, setup.teacher.text.vocab_size):

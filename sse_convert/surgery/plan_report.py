@@ -187,7 +187,8 @@ class Plan:
         way = fewest_gpus(self.costs)
         if way is None and self.costs.stages and not self.next_step.converted:
             return f"next: no command, since none of {', '.join(map(str, GPUS))} GPUs will do, for the reasons above"
-        on = "" if way is None or self.next_step.converted else f", on {gpus_in_words(way)}"
+        here = "here or " * any(row.cpu_bytes is not None for row in self.stages)
+        on = "" if way is None or self.next_step.converted else f", {here}on {gpus_in_words(way)}"
         return f"next{on}{f', once {where} has the weights' if where else ''}: {self.next_command()}"
 
     def _active(self) -> str:

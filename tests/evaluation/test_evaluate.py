@@ -170,3 +170,15 @@ def test_context_limit(student_folder, teacher_folder):
 def test_nothing_asked_still_gives_the_cache_table(recipe, student_folder):
     report = evaluate_checkpoint(dc.replace(recipe, eval=Eval(tokens=0)), student_folder, device="cpu")
     assert report.lines()[0] == "cache of one sequence, by formula"
+
+
+@pytest.mark.parametrize(
+    ("fast", "large", "dtype"),
+    [(True, True, torch.bfloat16), (True, False, torch.float32), (False, True, torch.float32)],
+)
+def test_a_cpu_measures_large_models_in_bfloat16_where_that_is_faster(recipe, monkeypatch, fast, large, dtype):
+    monkeypatch.setattr(evaluation, "fast_in_bfloat16", lambda: fast)
+    monkeypatch.setattr(evaluation, "SMALL", 0 if large else 1 << 40)
+    evaluator = evaluation.Evaluator(recipe, "cpu")
+    evaluator._source.config.dtype = torch.bfloat16
+    assert evaluator._dtype == dtype
