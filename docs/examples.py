@@ -45,7 +45,7 @@ _PYTHON_CALL = re.compile(
 )
 _NUMBER = re.compile(r"\b[0-9a-f]{12}\b|[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?")
 
-_THIS_CPU = re.compile(r",? about [^,()\n]* on this CPU")
+_THIS_CPU = re.compile(r",? (about|below) [^,()\n]* on this CPU")
 """what a plan says where the machine at hand would take more than a minute"""
 _PROGRESS = re.compile(r"[\w ().-]+: \d+/\d+(, |$)")
 """what `console.progress` prints of a step that takes more than two seconds, so on a slow machine of other steps"""

@@ -7,6 +7,8 @@ import dataclasses as dc
 import functools
 from collections.abc import Callable
 
+import torch
+
 from sse_convert.checkpoints.config_only import has_weights, open_for_planning
 from sse_convert.checkpoints.load_model import context_limit
 from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
@@ -27,6 +29,7 @@ from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.choice_cost import choice_effort, cpu_hours
 from sse_convert.surgery.compatibility import check_fit
 from sse_convert.surgery.costs import costs_of
+from sse_convert.surgery.cpu_speed import forward_flops_per_second
 from sse_convert.surgery.memory import GPU_GIB, StageMemory, cpu_rows
 from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextStep, Plan, StageRow
 from sse_convert.surgery.speed import nearest_speed, training_flops
@@ -193,6 +196,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers,
         shared=still_the_teachers(recipe.stages, stage),
     )
     plain, checkpointed = memory(checkpointing=False), memory(checkpointing=True)
+    flops = stage.tokens * training_flops(stage, geometry, mixers)
     least = checkpointed if stage.gradient_checkpointing else plain  # auto can have it, where it must
     return StageRow(
         name=stage.name,
@@ -200,9 +204,10 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers,
         tokens=stage.tokens,
         steps=-(-stage.tokens // stage.batch_tokens),
         seq_len=stage.seq_len,
-        flops=stage.tokens * training_flops(stage, geometry, mixers),
+        flops=flops,
         trained_parameters=trained_parameters(geometry, mixers, stage, recipe.train.lora_rank),
         cpu_bytes=_cpu_bytes(stage, memory, low=train.mixed_precision == "bf16") if cpu else None,
+        cpu_hours=flops / forward_flops_per_second(torch.float32) / 3600 if cpu else None,
         memory_bytes=round(least.least(stage.seq_len, 1 if stage.micro_batch == "auto" else stage.micro_batch)),
         longest={
             str(gib): {"plain": plain.longest(gib), "checkpointing": checkpointed.longest(gib)} for gib in GPU_GIB

@@ -12,6 +12,9 @@ from sse_convert.surgery.costs import GPUS, Costs
 from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, gpus_in_words, launch_command
 from sse_convert.surgery.memory import GIB, GPU_GIB
 
+CPU_HOURS = 24
+"""of training, up to which a plan offers the CPU"""
+
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class LayerRow:
@@ -91,6 +94,8 @@ class StageRow:
     """one GPU, at the recipe's seq_len, micro_batch and checkpointing; the least that is needed where those are auto"""
     cpu_bytes: int | None = None
     """of this machine's memory, where it computes on its CPU"""
+    cpu_hours: float | None = None
+    """of this machine's CPU, about"""
     longest: dict[str, dict[str, int]]
     """GPU memory in GiB -> tokens of the longest row that fits, plain and with gradient checkpointing"""
 
@@ -187,7 +192,8 @@ class Plan:
         way = fewest_gpus(self.costs)
         if way is None and self.costs.stages and not self.next_step.converted:
             return f"next: no command, since none of {', '.join(map(str, GPUS))} GPUs will do, for the reasons above"
-        here = "here or " * any(row.cpu_bytes is not None for row in self.stages)
+        hours = [row.cpu_hours for row in self.stages if row.cpu_hours is not None]
+        here = "here or " * (0 < sum(hours) < CPU_HOURS)
         on = "" if way is None or self.next_step.converted else f", {here}on {gpus_in_words(way)}"
         return f"next{on}{f', once {where} has the weights' if where else ''}: {self.next_command()}"
 
@@ -268,13 +274,21 @@ class Plan:
             "auto, which take what there is) and the longest row that fits GPUs of these sizes, plain /",
             "with gradient checkpointing (a row stays on one GPU, but where context_parallel splits it):",
             *table(header, rows),
-            *self._cpu_line(),
+            *self._cpu_lines(),
         ]
 
-    def _cpu_line(self) -> list[str]:
+    def _cpu_lines(self) -> list[str]:
         """The same of this machine, without a GPU."""
-        known = [f"{row.cpu_bytes / GIB:.1f} GiB in {row.name}" for row in self.stages if row.cpu_bytes is not None]
-        return [f"on this CPU a process takes about {', '.join(known)}"] if known else []
+        return [
+            f"{row.name} without a GPU: {row.cpu_bytes / GIB:.1f} GiB, {_about(row.cpu_hours)} on this CPU"
+            for row in self.stages
+            if row.cpu_bytes is not None and row.cpu_hours is not None
+        ]
+
+
+def _about(hours: float) -> str:
+    words = time_in_words(hours)
+    return words if words.startswith("below") else f"about {words}"
 
 
 def _longest(tokens: dict[str, int]) -> str:
