@@ -65,6 +65,7 @@ def flash_attention(q, k, v, offsets, longest, scaling, window):
 def objective(compiled, backend, layers, **settings):
     """Distillation of a tiny model."""
     mixers = {f"sse+sliding@{head}": {**ONE_STATE, "full_heads": [head]} for head in (0, 1)}
+    mixers["sse+sliding"] = {**MIXERS["sse+sliding"], "num_partitions": 2}
     student = tiny_model("llama", layers, {**MIXERS, **mixers})
     teacher = tiny_source("llama").requires_grad_(False)
     for layer in student.sse_layers().values():

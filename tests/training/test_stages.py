@@ -187,7 +187,7 @@ def test_compiled_layers_train_alike(make, train, text_folder, monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "compile", traced)
     torch.compiler.reset()
     counters.clear()
-    settings = {"tokens": 1024, "gradient_checkpointing": True}
+    settings = {"tokens": 512, "gradient_checkpointing": True}
     found = []
     for compiled in (False, True):
         assert counters["stats"]["unique_graphs"] == 0
@@ -198,7 +198,7 @@ def test_compiled_layers_train_alike(make, train, text_folder, monkeypatch):
     assert counters["stats"]["unique_graphs"] >= 4  # of student and teacher: SSE, window and full layers, the teacher's
     assert sorted(layers) == sorted([*set(layers)] * 2)  # each layer of both
     assert not counters["graph_break"]
-    assert added == [0] * 8
+    assert added == [0] * 4
 
 
 def test_compiled_layers_need_a_compiler(train, make, monkeypatch):
@@ -235,21 +235,20 @@ def test_tied_embeddings_are_stored_once(train, name):
 
 @pytest.mark.parametrize("name", ["align", "distill", "uptrain"])
 def test_accumulation_is_exact(make, train, tmp_path, name):
-    """12 x 1, 4 x 3 and 1 x 12 rows give one curve to 6 digits in float32, with ragged numbers of targets.
+    """12 x 1 and 1 x 12 rows give one curve to 6 digits in float32, with ragged numbers of targets.
 
     Without the balance loss, whose product of means over a forward pass is not a sum over tokens.
     """
     mixers = {"sse": {**MIXERS["sse"], "balance": "none"}, "sliding": MIXERS["sliding"]}
     curves = []
-    for micro_batch in (12, 4, 1):
+    for micro_batch in (12, 1):
         recipe = make((name, {"tokens": 1152, "batch_tokens": 384, "micro_batch": micro_batch}), mixers=mixers)
         if not curves:
             convert_checkpoint(recipe, tmp_path / "unbalanced")
         folder, _ = train(name, f"{micro_batch}", recipe=recipe, checkpoint=tmp_path / "unbalanced")
         curves.append(torch.tensor(losses(folder), dtype=torch.float64))
     assert len(set(curves[0].tolist())) == 3
-    for curve in curves[1:]:
-        torch.testing.assert_close(curve, curves[0], rtol=2e-6, atol=0)
+    torch.testing.assert_close(*curves, rtol=2e-6, atol=0)
 
 
 def test_gradient_checkpointing_changes_nothing(train):

@@ -72,7 +72,8 @@ def trained(model: torch.nn.Module, layer: torch.nn.Module, layout: SequenceLayo
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    **{name: KNOBS[name] for name in ("paper", "delta, separate")},
+    "paper": KNOBS["paper"],
+    "delta, separate": {**KNOBS["delta, separate"], "num_partitions": 2},
     "others": {"top_k": 3, "k_feature_map": "silu", "decay": "scalar", "state_heads": "query"},
 }
 
@@ -99,7 +100,7 @@ def test_a_layer_trains_on_triton_as_on_torch(name: str, device: str) -> None:
 def test_a_compiled_layer_takes_rows_of_other_documents(device: str) -> None:
     """The number of documents is a symbol from the start, and stays one of the kernels' sizes: by the delta rule, whose
     kernels the whole models of tests/training/test_compiling.py have not."""
-    model = model_with(KNOBS["delta"], dtype=torch.float32).train().to(device)
+    model = model_with({**KNOBS["delta"], "num_partitions": 2}, dtype=torch.float32).train().to(device)
     layer = model.sse_layers()[0]
     layer.backend = "triton"
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
