@@ -46,6 +46,8 @@ class Tiny:
 class Converted(ModelTesterMixin):
     """The checks, and which of them say something else of converted models, or are not for them."""
 
+    test_bc_torch_dtype = None
+    """two names of one argument of transformers, which tries them on each of its models"""
     test_can_init_all_missing_weights_before_2023 = True  # by the copyright line of a file, which ours has not
     model_type: str
     layers: tuple[str, ...]
@@ -94,8 +96,6 @@ class Converted(ModelTesterMixin):
 
 class TestStates(Converted, unittest.TestCase):
     model_type, layers = "qwen3", ("sse", "delta")
-    test_bc_torch_dtype = None
-    """two names of one argument of transformers: TestAllKinds has it"""
     has_attentions = False
 
     def setUp(self) -> None:

@@ -74,7 +74,7 @@ def test_a_step_compiles_to_one_graph(model: PreTrainedModel) -> None:
 
 
 def test_generate_compiles_the_steps_of_a_static_cache() -> None:
-    model = tiny_model("qwen3", dtype=torch.float64)
+    model = tiny_model("qwen3", ("sse+sliding", "full"), dtype=torch.float64, num_hidden_layers=2)
     ids, mask = prompts((9, 6))
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": PAD}
     plain = model.generate(ids, attention_mask=mask, **options)
