@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sse_convert.export.join import JoinReport
     from sse_convert.export.push import PushReport
     from sse_convert.inference.generate import ChatReport, GenerationReport
-    from sse_convert.results.compare import CompareReport
+    from sse_convert.results.board import Board
     from sse_convert.surgery.inspect import InspectReport
     from sse_convert.surgery.verify import VerifyReport
 
@@ -52,7 +52,7 @@ def verify(checkpoint: Path | str, *, teacher: Path | str | None = None) -> "Ver
     return verify_folder(checkpoint, teacher=teacher)
 
 
-def compare(sources: Sequence[Path | str]) -> "CompareReport":
+def compare(sources: Sequence[Path | str]) -> "Board":
     """Set runs, checkpoints or evaluations side by side; what is not comparable stands apart and says why.
 
     Args:

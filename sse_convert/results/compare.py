@@ -1,7 +1,7 @@
 """`compare`: several runs, checkpoints or evaluations in one table."""
 
 import dataclasses as dc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +50,7 @@ class ComparedSource:
             yield from cache_measures(self.run)
 
 
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
-class CompareReport:
-    """Several models side by side."""
-
-    board: Board
-    """the table"""
-    differences: tuple[str, ...]
-    """what is not the same for all, and so keeps figures apart"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**self.board.to_dict(), "differences": list(self.differences)}
-
-    def lines(self) -> list[str]:
-        """The table, and what is not comparable."""
-        return [*self.board.lines(), "", *self.differences]
-
-
-def compare_runs(sources: Sequence[str | Path]) -> CompareReport:
+def compare_runs(sources: Sequence[str | Path]) -> Board:
     """Set runs, checkpoints and evaluations side by side.
 
     Figures that were measured on other text, with other samples or another teacher stand in rows of their own.
@@ -83,15 +65,14 @@ def compare_runs(sources: Sequence[str | Path]) -> CompareReport:
     names = labels([str(source) for source in sources])
     found = [read_source(source) for source in sources]
     board = _board(names, found)
-    differing = differences(names, found)
     if not any(sum(cell is not None for cell in row.cells[-len(names) :]) > 1 for row in board.rows):
         raise UsageError(
             f"{', '.join(names)} have no figure in common",
             expected="runs with the same text and lengths in `eval`",
             fix="evaluate them with the same recipe settings (`sse-convert eval`)"
-            + "".join(f"\n  {line}" for line in differing),
+            + "".join(f"\n  {note}" for note in board.notes),
         )
-    return CompareReport(board=board, differences=differing)
+    return board
 
 
 def read_source(source: str | Path) -> ComparedSource:
@@ -137,39 +118,3 @@ def _board(names: Sequence[str], sources: Sequence[ComparedSource]) -> Board:
         teacher = [m for evaluation in measured for m in model_measures(evaluation, "teacher")]
         columns.insert(0, ("teacher", [m for m in teacher if len(measured) == 1 or m.quantity not in TIMES]))
     return make_board(columns)
-
-
-def differences(names: Sequence[str], sources: Sequence[ComparedSource]) -> tuple[str, ...]:
-    """What the evaluations do not have in common, one line each.
-
-    Args:
-        names: of the sources.
-        sources: those without an evaluation say nothing.
-    """
-    settings: dict[str, dict[str, list[str]]] = {}
-    for name, source in zip(names, sources, strict=True):
-        for what, value in _settings(source.evaluation).items() if source.evaluation else ():
-            settings.setdefault(what, {}).setdefault(value, []).append(name)
-    return tuple(
-        f"different {what}: " + "; ".join(f"{', '.join(who)}: {value}" for value, who in values.items())
-        for what, values in settings.items()
-        if len(values) > 1
-    )
-
-
-def _settings(evaluation: Mapping[str, Any]) -> dict[str, str]:
-    scores, c = evaluation["student"], evaluation["conditions"]
-
-    def each(part: str, key: str) -> str:
-        return ", ".join(map(str, sorted({entry[key] for entry in scores[part]}))) or "none"
-
-    return {
-        "teachers": teacher_name(evaluation),
-        "texts": str(c.get("text")),
-        "window lengths": each("held_out", "length"),
-        "numbers of windows": each("held_out", "windows"),
-        "needle lengths": each("needles", "length"),
-        "numbers of needle samples": each("needles", "samples"),
-        "seeds": str(c.get("seed")),
-        "machines": ", ".join(str(c[key]) for key in ("device", "threads", "dtype", "torch") if c.get(key)),
-    }
