@@ -9,12 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training.estimates import Row, rows
+from benchmarks.training.estimates import Row, beside, real_rows, rows
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGED = ROOT / "sse_convert/surgery/measured_speed.json"
 SOURCES = {
     "kl": (
+        "smollm2-layers",
+        "smollm2-heads",
         "0.6b-kl",
         "qwen3-0.6b-distill",
         "qwen3-1.7b-distill",
@@ -30,8 +32,9 @@ SOURCES = {
 
 def packaged() -> dict[str, Any]:
     """What the package is to hold."""
-    found = {row.name: row for row in rows()}
-    return {loss: [_entry(found[name]) for name in names] for loss, names in SOURCES.items()}
+    found = {row.name: row for row in [*rows(), *real_rows()]}
+    speeds = {loss: [_entry(found[name]) for name in names] for loss, names in SOURCES.items()}
+    return {**speeds, "beside": beside()}
 
 
 def _entry(row: Row) -> dict[str, Any]:

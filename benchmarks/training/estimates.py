@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 PEAKS = HERE / "peaks.json"
 THROUGHPUT = {"qwen3-0.6b": "qwen3-0.6b", "qwen3-1.7b": "qwen3-0.6b", "qwen3-8b": "qwen3-8b"}
 """shape -> the recipe beside this file whose stages `throughput.py` timed"""
+SMOLLM2 = HERE / "smollm2.json"
 FSDP, CONTEXT = HERE / "fsdp_qwen3-0.6b.json", HERE / "context_parallel.json"
 TRL = "trl-uptrain"
 PEERS = ("plain", "plain-uptrain", TRL)
@@ -182,6 +183,16 @@ def rows() -> list[Row]:
     """Every stage of which a peak was measured."""
     peaks = (Row(name, record) for name, record in _peaks().items() if record["peak_mib"])
     return [*_throughput(), *peaks, *_sharded(), *_split()]
+
+
+def real_rows() -> list[Row]:
+    """Stages of a real model, of which the speed was measured and no peak."""
+    return [Row(name, record) for name, record in _read(SMOLLM2)["rows"].items()]
+
+
+def beside() -> dict[str, float]:
+    """Seconds of a run beside its steps."""
+    return {name: seconds for name, seconds in _read(SMOLLM2)["beside"].items() if name != "from"}
 
 
 def _read(path: Path) -> Any:

@@ -14,7 +14,7 @@ from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.surgery.budget import Geometry, Mixers
 from sse_convert.surgery.compatibility import context_problems
 from sse_convert.surgery.memory import GIB, GPU_GIB, ONE, USABLE, Processes, StageMemory
-from sse_convert.surgery.speed import MeasuredSpeed, gpu_hours, speed_of
+from sse_convert.surgery.speed import Beside, MeasuredSpeed, beside_training, gpu_hours, speed_of
 from sse_convert.surgery.stage_memory import (
     added_elements,
     compiles_layers,
@@ -61,7 +61,9 @@ class Way:
     bytes: int
     """of one GPU in the stage that needs most, at least"""
     gpu_hours: float
-    """activations that must be computed twice included"""
+    """of training, activations that must be computed twice included"""
+    beside: float
+    """hours of a run beside training and choosing"""
 
     @property
     def lora(self) -> bool:
@@ -70,8 +72,8 @@ class Way:
 
     @property
     def hours(self) -> float:
-        """On the clock, if several GPUs lose nothing."""
-        return self.gpu_hours / self.gpus
+        """On the clock, of a run but for its choice of layers, if several GPUs lose nothing."""
+        return self.gpu_hours / self.gpus + self.beside
 
     def launcher(self) -> str:
         """What starts the processes: the command's beginning."""
@@ -86,6 +88,8 @@ class Costs:
     """What a recipe costs."""
 
     stages: list[StageCost]
+    beside: Beside
+    """hours of a run beside training and choosing"""
     ways: list[Way]
     """for each number of GPUs and each memory size, where there is one"""
     refused: dict[int, str]
@@ -132,6 +136,7 @@ def costs_of(
     ways = [way for gpus in GPUS for gib in GPU_GIB if (way := stages.way(gpus, gib)) is not None]
     return Costs(
         stages=[stages.cost(stage) for stage in recipe.stages],
+        beside=stages.beside,
         ways=ways,
         refused={gpus: stages.why_not(gpus) for gpus in GPUS if recipe.stages and gpus not in {w.gpus for w in ways}},
         weight_bytes=own,
@@ -221,6 +226,8 @@ class _Stages:
         self._recipe, self._geometry, self._layers = recipe, geometry, layers
         self._problems = functools.partial(context_problems, teacher=teacher, mixers=mixers)
         self._known: dict[tuple[object, ...], StageMemory] = {}
+        compiled = sum(compiles_layers(stage, recipe.train) for stage in recipe.stages)
+        self.beside = beside_training(compiled, calibrated=recipe.calibrate.enabled)
 
     def cost(self, stage: Stage) -> StageCost:
         """What a stage costs."""
@@ -268,6 +275,7 @@ class _Stages:
             overrides=tuple(overrides),
             bytes=round(max(one.bytes for one in fitted)),
             gpu_hours=sum(self._hours(one.stage) for one in fitted),
+            beside=self.beside.hours,
         )
 
     def _hours(self, stage: Stage) -> float:

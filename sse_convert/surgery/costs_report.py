@@ -5,7 +5,7 @@ import shlex
 from sse_convert.report import format_bytes, table, time_in_words
 from sse_convert.surgery.costs import GPUS, Costs, Way
 from sse_convert.surgery.memory import GIB, GPU_GIB
-from sse_convert.surgery.speed import measured_line
+from sse_convert.surgery.speed import Beside, measured_line
 
 USUAL_GIB = (80, 141)
 """memory of the GPUs that commands are chosen for, the first that is enough"""
@@ -61,7 +61,16 @@ def _memory_lines(costs: Costs) -> list[str]:
         "time, activations computed twice; times of ways that need that are longer):",
         *table(("stage", "time", *columns), rows),
         *measured_line(stage.measured for stage in costs.stages).splitlines(),
+        _beside_line(costs.beside),
     ]
+
+
+def _beside_line(beside: Beside) -> str:
+    parts = {"compiling": beside.compiling, "calibrating": beside.calibrating, "all else": beside.all_else}
+    said = ", ".join(f"{hours * 3600:.0f} s {name}" for name, hours in parts.items() if hours)
+    return (
+        f"a run takes about {time_in_words(beside.hours)} beside its steps and its choice: {said} (SmolLM2 on an H200)"
+    )
 
 
 def _gib(size: int | None) -> str:

@@ -125,7 +125,7 @@ def _gpu_pace(made: NewRecipe, way: Way) -> Pace:
     stages = zip(costs.stages, made.recipe.stages, strict=True)
     return Pace(
         tokens=tuple(twice * cost.gpu_hours / stage.tokens / gpus for cost, stage in stages),
-        beside=made.plan.choice.gpu_hours / gpus,
+        beside=made.plan.choice.gpu_hours / gpus + way.beside,
     )
 
 

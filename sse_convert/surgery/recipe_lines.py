@@ -93,7 +93,7 @@ def _takes(made: NewRecipe) -> list[str]:
     if way is None:
         return ["Takes: more memory than the GPUs that it was written for have, by the estimate of `plan`."]
     how = "" if way.how == "as it is" else f" ({way.how})"
-    used = f"{way.bytes / GIB:.1f} GiB of each used; {_time(way.gpu_hours + choice.gpu_hours)}"
+    used = f"{way.bytes / GIB:.1f} GiB of each used; {_time(way.gpu_hours + choice.gpu_hours + way.gpus * way.beside)}"
     return [
         f"Takes: {gpus_in_words(way)}{how}, {used}.",
         "       GPU time is that of `plan`, if several GPUs lose nothing; below, with activations computed once.",

@@ -7,6 +7,7 @@ import math
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from sse_convert.recipe.schema import Stage
 from sse_convert.surgery import budget
@@ -72,8 +73,43 @@ class MeasuredSpeed:
 @functools.cache
 def measured_speeds() -> dict[str, list[MeasuredSpeed]]:
     """Loss (kl, ce) -> what was measured, by rising width and row."""
-    data = json.loads(MEASURED.read_text(encoding="utf-8"))
-    return {loss: [MeasuredSpeed(loss=loss, **found) for found in every] for loss, every in data.items()}
+    data = _measured()
+    return {loss: [MeasuredSpeed(loss=loss, **found) for found in data[loss]] for loss in ("kl", "ce")}
+
+
+@functools.cache
+def _measured() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(MEASURED.read_text(encoding="utf-8"))
+    return found
+
+
+@dc.dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """Hours of a run beside its choice of layers and its steps, as they were measured of SmolLM2-135M on one GPU."""
+
+    compiling: float
+    """in the first steps of stages"""
+    calibrating: float
+    all_else: float
+    """starting, reading, converting, measuring and writing; a larger model takes longer"""
+
+    @property
+    def hours(self) -> float:
+        """Of all."""
+        return self.compiling + self.calibrating + self.all_else
+
+
+def beside_training(compiled: int, *, calibrated: bool) -> Beside:
+    """What a run takes beside its steps, on GPUs.
+
+    Args:
+        compiled: stages whose layers are compiled.
+        calibrated: new tensors are calibrated.
+    """
+    seconds = _measured()["beside"]
+    first = seconds["first_step"] + (compiled - 1) * seconds["later_first_step"] if compiled else 0.0
+    own = seconds["calibrating"] if calibrated else 0.0
+    return Beside(compiling=first / 3600, calibrating=own / 3600, all_else=seconds["all_else"] / 3600)
 
 
 def nearest_speed(loss: str, hidden_size: int, seq_len: int, *, whole: bool, experts: bool) -> MeasuredSpeed:

@@ -90,7 +90,8 @@ def test_machine_command_and_time_are_those_of_the_plan(name):
     way, choice = fewest_gpus(new.plan.costs), new.plan.choice
     assert f"# Run:   {new.plan.next_command().replace('RECIPE', name)}\n" in new.text
     assert f"# Takes: {gpus_in_words(way)}" in new.text
-    assert f"{way.bytes / GIB:.1f} GiB of each used; {time_in_words(way.gpu_hours + choice.gpu_hours)} of" in new.text
+    run = way.gpu_hours + choice.gpu_hours + way.gpus * way.beside
+    assert f"{way.bytes / GIB:.1f} GiB of each used; {time_in_words(run)} of" in new.text
     assert f"tokens; {time_in_words(choice.gpu_hours)} of GPU time" in new.text
     for stage in new.plan.costs.stages:
         assert f"steps; {time_in_words(stage.gpu_hours)} of GPU time" in new.text

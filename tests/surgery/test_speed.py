@@ -1,11 +1,15 @@
 import dataclasses as dc
 import json
+from pathlib import Path
 
 import pytest
 
+from sse_convert.recipe import load_recipe
 from sse_convert.recipe.schema import Stage
+from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.speed import (
     MEASURED,
+    beside_training,
     gpu_hours,
     measured_line,
     measured_speeds,
@@ -13,8 +17,12 @@ from sse_convert.surgery.speed import (
     speed_of,
     training_flops,
 )
+from tests.model_configs import model_config
+from tests.surgery.synthetic import teacher_from_config
 from tests.surgery.test_memory import geometry
 from tools.measured_speed import packaged
+
+REAL = Path(__file__).parents[2] / "benchmarks/real"
 
 
 def test_the_package_has_what_the_benchmark_measured():
@@ -36,7 +44,15 @@ def test_a_shape_measured_on_two_gpus_counts_for_each_of_them():
 
 @pytest.mark.parametrize(
     ("hidden_size", "shape"),
-    [(64, "qwen3-0.6b"), (1400, "qwen3-0.6b"), (1500, "qwen3-1.7b"), (2560, "qwen3-1.7b"), (8192, "qwen3-8b")],
+    [
+        (64, "smollm2-135m"),
+        (760, "smollm2-135m"),
+        (780, "qwen3-0.6b"),
+        (1400, "qwen3-0.6b"),
+        (1500, "qwen3-1.7b"),
+        (2560, "qwen3-1.7b"),
+        (8192, "qwen3-8b"),
+    ],
 )
 def test_the_nearest_width_counts(hidden_size, shape):
     for whole in (True, False):
@@ -70,7 +86,26 @@ def test_what_hours_come_from_is_named():
     assert "of qwen3-8b at 4K, 2 x NVIDIA H200" in said
     assert "of qwen3-8b at 4K, converted layers alone, NVIDIA H200" in said
     assert "of qwen3-30b-a3b with 12 of 48 layers at 4K, converted layers alone, NVIDIA H100" in said
-    assert measured_line(every[:1]).count(" of qwen3-") == 1
+    assert measured_line(every[:1]).count(" of smollm2-") == 1
+
+
+def test_what_a_run_takes_beside_its_steps():
+    """Stages after the first compile less; nothing is compiled or calibrated that the recipe does not ask for."""
+    none, one, two = (beside_training(compiled, calibrated=True) for compiled in range(3))
+    assert (none.compiling, none.calibrating, none.all_else) == (0, one.calibrating, one.all_else)
+    assert 0 < two.compiling - one.compiling < one.compiling
+    assert two.hours == two.compiling + two.calibrating + two.all_else
+    assert beside_training(2, calibrated=False).hours == pytest.approx(two.hours - two.calibrating)
+
+
+def test_a_real_run_took_as_long_as_is_reckoned():
+    """SmolLM2 with six heads and states on an H200: converted, calibrated, 20M tokens, judged. The speed of the first
+    stage's steps is that run's own."""
+    trials = json.loads((REAL / "mixed_smollm2.json").read_text())["trials"]
+    (run,) = (trial for trial in trials if trial["lever"] == "6 heads, one state, a fifth of the rates")
+    teacher = teacher_from_config(model_config("smollm2-135m"), "smollm2-135m")
+    way = make_plan(load_recipe("smollm2-135m-heads"), teacher=teacher).costs.way(1, 141)
+    assert way.hours * 3600 == pytest.approx(run["seconds"], rel=0.2)
 
 
 def test_the_speed_of_a_stage_is_that_of_its_loss_and_of_what_it_trains():
