@@ -77,17 +77,18 @@ def _layer(geometry: Geometry, mixer: Mixer, *, muon: bool) -> tuple[float, floa
         max_position_embeddings=2 * ROW,
     )
     sse = {"layers": ["own"], "mixers": {"own": mixer_to_dict(mixer)}, "base_model": "none"}
-    student = model_class_for(LlamaForCausalLM)(build_config(config, sse)).model
+    student = model_class_for(LlamaForCausalLM)(build_config(config, sse))
     teacher = LlamaForCausalLM(config).model
     hidden = torch.randn(1, ROW, dims.hidden)
 
     def train() -> None:
         with torch.no_grad():
             teacher(inputs_embeds=hidden, use_cache=False)
-        student(inputs_embeds=hidden, use_cache=False).last_hidden_state.square().mean().backward()
+        found = student.model(inputs_embeds=hidden, use_cache=False).last_hidden_state
+        (found.square().mean() + student.sse_balance_loss()).backward()
 
     seconds = _seconds(train)
-    matrices = [weight for weight in student.layers.parameters() if weight.dim() == 2]
+    matrices = [weight for weight in student.model.layers.parameters() if weight.dim() == 2]
     optimizer = torch.optim.Muon(matrices, lr=1e-3)
     return seconds, _seconds(optimizer.step) if muon else 0.0
 

@@ -13,6 +13,7 @@ from sse_convert.recipe.checks import check_run
 from sse_convert.surgery import new_recipe as module
 from sse_convert.surgery.cpu_training import Cpu, cpu_here
 from sse_convert.surgery.new_recipe import Machine, Wanted, new_recipe
+from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.recipe_time import Pace, fitted_share
 from tests.model_configs import model_config
 from tests.surgery.synthetic import teacher_from_config
@@ -118,3 +119,10 @@ def test_a_model_that_memory_does_not_hold_is_not_timed():
     teacher = open_for_planning(TEACHER)
     large = module.dc.replace(module.geometry_of(teacher), parameters=10**13)
     assert cpu_here(large, load_recipe("smollm2-135m").mixers["sse+sliding"], muon=True) is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_timed_trains_with_the_routers_balance():
+    """Which a layer with partitions warns of otherwise."""
+    geometry = geometry_of(open_for_planning(str(TEACHER)))
+    assert cpu_here(geometry, load_recipe("teacher-qwen3-32m").mixers["sse+sliding"], muon=False) is not None
