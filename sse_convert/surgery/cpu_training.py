@@ -17,8 +17,8 @@ from sse_convert.surgery.cpu_speed import forward_flops_per_second
 
 ROW = 512
 """tokens of the timed row"""
-WEIGHT_BYTES = {"all": 20, "mixers": 12}
-"""of a parameter, by what is trained, about: student, teacher, gradients and moments in float32"""
+WEIGHT_BYTES = 12
+"""of a parameter where converted layers alone are trained, about: student, teacher, gradients and moments in float32"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +26,8 @@ class Cpu:
     """This machine's CPU, with a model."""
 
     cores: int
-    whole: bool
-    """its memory holds the training of all weights"""
+    memory: int
+    """bytes of the machine"""
     token: float
     """seconds of a training token, the teacher's pass included"""
     step: float
@@ -45,13 +45,13 @@ def cpu_here(geometry: Geometry, mixer: Mixer, *, muon: bool) -> Cpu | None:
         muon: the optimizer; AdamW's steps take next to no time.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if geometry.has_experts or geometry.parameters * WEIGHT_BYTES["mixers"] > memory:
+    if geometry.has_experts or geometry.parameters * WEIGHT_BYTES > memory:
         return None
     layer, step = _layer(geometry, mixer, muon=muon)
     token = (geometry.layers * layer + _head(geometry)) / ROW
     return Cpu(
         cores=torch.get_num_threads(),
-        whole=geometry.parameters * WEIGHT_BYTES["all"] <= memory,
+        memory=memory,
         token=token,
         step=geometry.layers * step,
         flops=forward_flops_per_second(torch.float32),

@@ -35,7 +35,7 @@ from sse_convert.surgery.budget import forward_flops
 from sse_convert.surgery.costs import Way, way_on
 from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words
 from sse_convert.surgery.cpu_training import Cpu, cpu_here
-from sse_convert.surgery.memory import GIB
+from sse_convert.surgery.memory import GIB, USABLE
 from sse_convert.surgery.plan import geometry_of, make_plan
 from sse_convert.surgery.plan_report import Plan
 from sse_convert.surgery.recipe_lines import recipe_body, recipe_header, text_lines
@@ -56,6 +56,8 @@ CPU_HOURS = 2.0
 FULL_EVAL = {"tokens": 131072, "samples": 500}
 CPU_EVAL = {"tokens": 8192, "samples": 20}
 """tokens and needles of each length that are measured, on a GPU and on a CPU"""
+CALIBRATION = 10
+"""passes that take as long as calibration does: two with all weights of attention written out, in rows of 2K"""
 USUAL_GIB = 80
 """of one GPU, which must hold all weights in training where a recipe for any machine is to train them"""
 
@@ -138,9 +140,16 @@ def _planned(wanted: Wanted, teacher: Teacher, machine: Machine | None, shape: _
 
 
 def _on_cpu(wanted: Wanted, teacher: Teacher, cpu: Cpu) -> NewRecipe:
-    """The recipe that this CPU finishes in the time asked for."""
+    """The recipe that this CPU finishes in the time asked for: of all weights where the machine's memory holds that."""
+    if may_train_all(sizes_of(teacher)):
+        made = _in_time(wanted, teacher, cpu, _Shape(CPU_ROW, 1, whole=True))
+        if _cpu_bytes(made.plan) <= USABLE * cpu.memory:
+            return made
+    return _in_time(wanted, teacher, cpu, _Shape(CPU_ROW, 1, whole=False))
+
+
+def _in_time(wanted: Wanted, teacher: Teacher, cpu: Cpu, shape: _Shape) -> NewRecipe:
     sizes, geometry = sizes_of(teacher), geometry_of(teacher)
-    shape = _Shape(CPU_ROW, 1, cpu.whole and may_train_all(sizes))
     known = 1.0 if wanted.hours is None else sum(MOST_TOKENS) / sum(budgets(sizes))
     most = _most_share(wanted, sizes, known)
     plain: list[Mixer | None] = [None] * geometry.layers
@@ -148,8 +157,9 @@ def _on_cpu(wanted: Wanted, teacher: Teacher, cpu: Cpu) -> NewRecipe:
     choice = make_plan(draft, teacher=teacher, cpu=True).choice
     assert choice is not None
     assert draft.eval.needle is not None
-    read = sum(draft.eval.tokens + draft.eval.needle.samples * length for length in draft.eval.lengths)
-    measuring = 2 * read * forward_flops(geometry, plain, CPU_ROW) / cpu.flops / 3600
+    read = 2 * sum(draft.eval.tokens + draft.eval.needle.samples * length for length in draft.eval.lengths)
+    read += CALIBRATION * draft.calibrate.rows * draft.calibrate.seq_len
+    measuring = read * forward_flops(geometry, plain, CPU_ROW) / cpu.flops / 3600
     pace = Pace(
         tokens=(cpu.token / 3600,) * len(draft.stages),
         step=cpu.step / 3600,
@@ -160,6 +170,11 @@ def _on_cpu(wanted: Wanted, teacher: Teacher, cpu: Cpu) -> NewRecipe:
     recipe = recipe_from_dict(data, wanted.command)
     plan = make_plan(recipe, teacher=teacher, cpu=True)
     return NewRecipe(text="", data=data, recipe=recipe, way=None, plan=plan, pace=pace)
+
+
+def _cpu_bytes(plan: Plan) -> int:
+    """Of the stage that takes most of a CPU's memory."""
+    return max(stage.cpu_bytes or 0 for stage in plan.stages)
 
 
 def _most_share(wanted: Wanted, sizes: ModelSizes, known: float) -> float:
@@ -231,7 +246,10 @@ def _for_here(teacher: Teacher, wanted: Wanted) -> tuple[NewRecipe, list[str]]:
         else:
             assert made.pace is not None
             hours = time_in_words(made.pace.hours(made.data["stages"]))
-            return made, [f"there is no GPU here: the recipe is for this CPU and takes {hours}; --hours changes that"]
+            lines = [f"there is no GPU here: the recipe is for this CPU and takes {hours}; --hours changes that"]
+            if (needed := _cpu_bytes(made.plan)) > cpu.memory:
+                lines.append(f"warning: it takes {needed / GIB:.1f} GiB, and this machine has {cpu.memory / GIB:.1f}")
+            return made, lines
     elif wanted.hours is not None:
         raise UsageError(
             f"--hours {wanted.hours:g}, and there is no GPU here",

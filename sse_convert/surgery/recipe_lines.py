@@ -85,7 +85,7 @@ def _takes(made: NewRecipe) -> list[str]:
     assert choice is not None
     if made.pace is not None:
         whole = made.pace.hours(made.data["stages"])
-        beside = f"{time_in_words(made.pace.beside)} of that for choosing and measuring"
+        beside = f"{time_in_words(made.pace.beside)} of that for choosing, calibrating and measuring"
         return [
             f"Takes: the CPU that it was written on, about {time_in_words(whole)}; {beside}.",
             "       It was timed with one layer and the head for some seconds, beside what else ran then.",

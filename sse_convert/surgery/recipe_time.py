@@ -25,7 +25,7 @@ class Pace:
     step: float = 0.0
     """of an optimizer step"""
     beside: float = 0.0
-    """of choosing and measuring"""
+    """of choosing, calibrating and measuring"""
 
     def stage_hours(self, stages: Stages) -> list[float]:
         """Hours of each stage."""
@@ -72,7 +72,7 @@ def fitted_share(pace: Pace, hours: float, stages_of: Callable[[float], Stages],
     if (needed := pace.hours(stages_of(least))) > hours:
         raise UsageError(
             f"{hours:g} hours are too short: {LEAST_STEPS} steps of each stage take this machine about {needed:.2g}",
-            expected="time for training beside choosing and measuring",
+            expected="time for training beside choosing, calibrating and measuring",
             fix=f"give --hours {math.ceil(needed * 11) / 10:g}",
         )
     return _largest(lambda share: pace.hours(stages_of(share)) <= hours, least, most)

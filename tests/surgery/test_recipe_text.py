@@ -94,7 +94,7 @@ KINDS = {
 }
 
 
-CPU = Cpu(cores=2, whole=True, token=1e-4, step=1e-3, flops=1e10)
+CPU = Cpu(cores=2, memory=24 << 30, token=1e-4, step=1e-3, flops=1e10)
 """half an hour of it holds the rule's tokens for the demo's teacher"""
 MACHINES = ((False, None, None), (True, None, None), (True, CPU, None), (False, CPU, 0.2))
 """held-out text, a CPU, hours"""

@@ -1,5 +1,6 @@
 """Recipes that fit a time: on GPUs by the plan, on a CPU by its own speed."""
 
+import dataclasses as dc
 import math
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tests.model_configs import model_config
 from tests.surgery.synthetic import teacher_from_config
 
 TEACHER = Path(__file__).parents[2] / "demo" / "teacher"
-CORES = Cpu(cores=2, whole=True, token=1 / 90, step=6.0, flops=2e11)
+CORES = Cpu(cores=2, memory=24 << 30, token=1 / 90, step=6.0, flops=2e11)
 """two cores with SmolLM2"""
 
 
@@ -52,6 +53,12 @@ def test_a_cpu_gets_what_it_finishes(hours):
     assert "Takes: the CPU that it was written on" in new.text
     assert "of this CPU" in new.text
     assert "GPU" not in new.text.replace("GPU time", "GPU")
+
+
+@pytest.mark.parametrize(("gib", "trained"), [(24, "all"), (6, "mixers")])
+def test_all_weights_are_trained_where_the_machine_s_memory_holds_that(gib, trained):
+    new = made("smollm2-135m", dc.replace(CORES, memory=gib << 30), 1)
+    assert {stage.train for stage in new.recipe.stages} == {trained}
 
 
 def test_a_cpu_takes_two_hours_where_nobody_says():
@@ -94,7 +101,7 @@ def test_a_text_bounds_what_a_time_does():
 
 
 def test_a_cpu_too_slow_gets_a_recipe_for_gpus_unless_it_is_asked(tmp_path, monkeypatch):
-    slow = Cpu(cores=1, whole=True, token=10.0, step=1.0, flops=1e9)
+    slow = Cpu(cores=1, memory=24 << 30, token=10.0, step=1.0, flops=1e9)
     monkeypatch.setattr(module, "machine_here", lambda: None)
     monkeypatch.setattr(module, "cpu_of", lambda *_: slow)
     told = api.recipes_new(TEACHER, tmp_path / "a.yaml").lines()
