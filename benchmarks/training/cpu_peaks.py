@@ -7,7 +7,6 @@ Each setting is a stage of recipe smollm2-135m-heads, changed in what the settin
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -15,10 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from sse_convert.checkpoints.config_only import open_for_planning
-from sse_convert.recipe import load_recipe
-from sse_convert.surgery.plan import make_plan
 
 RECIPE, STEPS = "smollm2-135m-heads", 2
 MIXERS = {"train": "mixers", "lr": {"mixers": 1.4e-3, "new": 8.0e-3}}
@@ -31,7 +26,7 @@ SETTINGS = {
 
 
 def measure(setting: dict[str, Any], model: str, text: str, folder: Path) -> dict[str, Any]:
-    """Run a stage in a process of its own: its peak resident bytes, and the estimate's."""
+    """Run a stage in a process of its own: its peak resident bytes."""
     stage = {
         "name": "distill",
         "loss": "kl",
@@ -40,21 +35,20 @@ def measure(setting: dict[str, Any], model: str, text: str, folder: Path) -> dic
     }
     stage |= setting | {"tokens": STEPS * setting["batch_tokens"]}
     stages = json.dumps([stage])
-    changes = [f"model={model}", f"stages={stages}", f"data.train=[{{path: {text}}}]"]
+    changes = [f"model={model}", f"stages={stages}", f"data.train=[{{path: {text}}}]", "data.valid=[]", "eval.tokens=0"]
+    changes += ["eval.needle=null"]
     options = [word for change in changes for word in ("--set", change)]
     if not (folder / "converted").exists():
         command = [sys.executable, "-m", "sse_convert", "convert", RECIPE, "-o", str(folder / "converted"), *options]
         subprocess.run(command, check=True)
-    out = folder / re.sub(r"\W+", "-", stages)[:80]
+    out = Path(tempfile.mkdtemp(dir=folder)) / "trained"
     run = [sys.executable, "-m", "sse_convert", "distill", RECIPE, "-c", str(folder / "converted"), "-o", str(out)]
     code = (
         "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True); "
         "print('peak', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)"
     )
     told = subprocess.run([sys.executable, "-c", code, *run, *options], check=True, stdout=subprocess.PIPE, text=True)
-    plan = make_plan(load_recipe(RECIPE, changes), teacher=open_for_planning(model), cpu=True)
-    peak = int(told.stdout.rpartition("peak ")[2])
-    return {"stage": stage, "peak_bytes": peak, "estimated_bytes": plan.stages[0].cpu_bytes}
+    return {"stage": stage, "peak_bytes": int(told.stdout.rpartition("peak ")[2])}
 
 
 def main() -> None:
@@ -66,8 +60,11 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="to record")
     arguments = parser.parse_args()
     found: dict[str, Any] = {"commit": arguments.commit, "torch": torch.__version__, "settings": {}}
+    if arguments.out.is_file():
+        found = json.loads(arguments.out.read_text())
     with tempfile.TemporaryDirectory() as folder:
-        for name, setting in SETTINGS.items():
+        for name in [name for name in SETTINGS if name not in found["settings"]]:
+            setting = SETTINGS[name]
             found["settings"][name] = measure(setting, arguments.model, arguments.text, Path(folder))
             arguments.out.write_text(json.dumps(found, indent=1))
             print(name, found["settings"][name], flush=True)

@@ -1,10 +1,26 @@
-"""The memory that `plan` estimates against every peak that was measured on a GPU."""
+"""The memory that `plan` estimates against every peak that was measured, on GPUs and on a CPU."""
+
+import json
+from pathlib import Path
 
 import pytest
 
 from benchmarks.training.estimates import NEAR, rows
+from sse_convert.recipe import load_recipe
+from sse_convert.surgery.plan import make_plan
+from tests.model_configs import model_config
+from tests.surgery.synthetic import teacher_from_config
 
 ROWS = rows()
+ON_CPU = json.loads((Path(__file__).parents[2] / "benchmarks" / "training" / "cpu_peaks.json").read_text())["settings"]
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_the_estimate_of_a_cpu_is_near_what_was_measured(name):
+    stages = f"stages={json.dumps([ON_CPU[name]['stage']])}"
+    teacher = teacher_from_config(model_config("smollm2-135m"), "smollm2")
+    plan = make_plan(load_recipe("smollm2-135m-heads", [stages]), teacher=teacher, cpu=True)
+    assert plan.stages[0].cpu_bytes == pytest.approx(ON_CPU[name]["peak_bytes"], rel=0.2)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
