@@ -2,6 +2,7 @@
 
 import dataclasses as dc
 import gc
+import hashlib
 import itertools
 import os
 from collections.abc import Sequence
@@ -225,6 +226,14 @@ def cache_table(
     )
 
 
+def _digest(tasks: Tasks) -> str:
+    """What tells held-out text from other text, wherever it lies."""
+    found = hashlib.sha256()
+    for windows in tasks.windows:
+        found.update(windows.input_ids.cpu().numpy().tobytes())
+    return found.hexdigest()[:8]
+
+
 def _conditions(
     recipe: Recipe, context: int | None, device: torch.device, dtype: torch.dtype, tasks: Tasks
 ) -> dict[str, Any]:
@@ -237,6 +246,7 @@ def _conditions(
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "text": ", ".join(source.path or "samples of the teacher" for source in recipe.data.valid),
+        "text_digest": _digest(tasks),
         "held_out_tokens": sum(windows.input_ids.numel() for windows in tasks.windows),
         "needle_samples": settings.samples if settings else None,
         "teacher_context": context,

@@ -241,7 +241,10 @@ def _conditions(evaluation: Mapping[str, Any], *keys: str) -> Conditions:
 
 
 def _text(evaluation: Mapping[str, Any]) -> Conditions:
-    return _conditions(evaluation, "text", "seed")
+    """Names and content: where files lie counts for nothing, and an export does not say it."""
+    told = _conditions(evaluation, "text", "seed", "text_digest")
+    names = ((key, ", ".join(part.rpartition("/")[2] for part in value.split(", "))) for key, value in told)
+    return tuple((key, value) for key, value in names if value != "None")  # of an earlier version
 
 
 def _tokenizer(evaluation: Mapping[str, Any]) -> Conditions:

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from sse_convert import api
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import UsageError
@@ -81,3 +82,14 @@ def test_the_teachers_column_is_for_one_teacher(made, place, edit):
     assert compare_runs([made / "out", other]).columns == ("teacher", "out", "02-align")
     edit(other / "config.json", lambda config: config["sse"].update(base_model="another"))
     assert compare_runs([made / "out", other]).columns == ("out", "02-align")
+
+
+def test_an_export_and_an_evaluation_of_it(made, place):
+    """The export's paths are shortened; what was measured on the same text stands in one row."""
+    recipe = place / "out" / "recipe.yaml"
+    told = [f"model={place / 'teacher'}", f"data.valid=[{{path: {place / 'text.txt'}}}]"]
+    api.evaluate(recipe, place / "out", out=place / "e.json", overrides=told)
+    rows = compare_runs([place / "out", place / "e.json"]).rows
+    losses = [row for row in rows if row.quantity.startswith("held-out loss")]
+    assert losses
+    assert all(None not in row.cells[1:] for row in losses)
