@@ -3,7 +3,7 @@
     what stays      a tenth of the heads, where layers have three or more key-value heads, otherwise a quarter of the
                     layers; chosen before training (`ModelSizes.measured`)
     rates           those of the measured recipe, times its width over the model's (`RATE_POWER`); beside heads they
-                    only fall
+                    only fall; in smaller steps times the root of the step over the measured one
     tokens          as many per parameter as the measured recipe had, or as its rule says, at most 600M and 200M
     a step's tokens those of the measured recipe, times the square root of how many times its tokens are trained on, as
                     a power of two; eight rows at least, so that eight GPUs can share a step
@@ -100,18 +100,23 @@ class ModelSizes:
         return HEADS if min(found, default=0) >= HEADS_OF_A_LAYER else LAYERS
 
 
-def scaled_rates(measured: Measured, stage: Stage, width: int, *, whole: bool) -> dict[str, float]:
+def scaled_rates(
+    measured: Measured, stage: Stage, width: int, step: int | None = None, *, whole: bool
+) -> dict[str, float]:
     """Learning rates of a measured stage at another width, with two digits. Beside whole layers they were measured on
     narrower models too, and rise there; beside heads such a model then ended further from its teacher than it began.
+    In smaller steps, whose gradients are noisier, they fall as the root of the step's tokens.
 
     Args:
         measured: the recipe.
         stage: of it.
         width: hidden size of the model.
+        step: tokens of an optimizer step; None for the measured one.
         whole: all weights are trained.
     """
     assert isinstance(stage.lr, LearningRates)
     factor = (measured.width / (max(width, measured.width) if measured.by_heads else width)) ** RATE_POWER
+    factor *= math.sqrt(min(1.0, (step or stage.batch_tokens) / stage.batch_tokens))
     rates = {group: rate for group, rate in dc.asdict(stage.lr).items() if rate is not None}
     return {group: _rounded(rate * factor, 2) for group, rate in rates.items() if whole or group != "rest"}
 
@@ -166,16 +171,17 @@ def recommended_stages(
         {
             "name": stage.name,
             "loss": stage.loss,
-            "tokens": max(tokens, step_tokens(stage, tokens, seq_len, least)),
+            "tokens": max(tokens, step),
             "seq_len": seq_len,
             **({} if whole else {"train": "mixers"}),
-            "lr": scaled_rates(measured, stage, sizes.width, whole=whole),
-            "batch_tokens": step_tokens(stage, tokens, seq_len, least),
+            "lr": scaled_rates(measured, stage, sizes.width, step, whole=whole),
+            "batch_tokens": step,
             **({"optimizer": stage.optimizer} if stage.optimizer != "adamw" else {}),
             "warmup": stage.warmup,
             "min_lr": stage.min_lr,
         }
         for stage, tokens, seq_len in planned
+        for step in [step_tokens(stage, tokens, seq_len, least)]
     ]
 
 

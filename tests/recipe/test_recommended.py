@@ -72,6 +72,13 @@ def test_rates_fall_as_width_rises(measured):
         assert narrow == pytest.approx(rate if measured.by_heads else 2 * rate, rel=0.05)
 
 
+@pytest.mark.parametrize(("step", "factor"), [(1 / 32, 32**-0.5), (1 / 4, 1 / 2), (1, 1), (8, 1)])
+def test_rates_fall_with_the_root_of_smaller_steps(step, factor):
+    stage = HEADS.recipe.stages[0]
+    rates = scaled_rates(HEADS, stage, HEADS.width, round(step * stage.batch_tokens), whole=True)
+    assert rates["new"] == pytest.approx(stage.lr.new * factor, rel=0.05)
+
+
 def test_the_measured_model_gets_its_recipe():
     own = HEADS.recipe
     stages = recommended_stages(sizes(), least=1, whole=True)
