@@ -32,6 +32,11 @@ Problem = dict[str, Any]
 """id, prompt, test, entry_point"""
 
 
+def turn(problem: Problem) -> list[dict[str, str]]:
+    """What is asked, as a conversation."""
+    return [{"role": "user", "content": REQUEST.format(problem["prompt"].strip())}]
+
+
 def program(problem: Problem, answer: str) -> str:
     """What stands above the asked function, the answer's code, and the tests."""
     found = BLOCK.search(answer)
@@ -71,18 +76,18 @@ class Writer:
     """A model that answers in its chat template.
 
     Args:
-        folder: of the model.
-        options: device, batch, new.
+        model: in evaluation mode.
+        tokenizer: pads on the left.
+        batch: answers at a time.
+        new: tokens of an answer at most.
     """
 
-    def __init__(self, folder: str, options: argparse.Namespace) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(options.device).eval()
-        self.options = options
+    def __init__(self, model: Any, tokenizer: Any, *, batch: int, new: int) -> None:
+        self.model, self.tokenizer, self.batch, self.new = model, tokenizer, batch, new
 
     def answers(self, problems: Sequence[Problem]) -> dict[str, str]:
         """id -> answer, prompts of like length together."""
-        turns = {p["id"]: [{"role": "user", "content": REQUEST.format(p["prompt"].strip())}] for p in problems}
+        turns = {problem["id"]: turn(problem) for problem in problems}
         asked = {
             name: self.tokenizer.apply_chat_template(t, add_generation_prompt=True, tokenize=False)
             for name, t in turns.items()
@@ -90,7 +95,7 @@ class Writer:
         order = sorted(asked, key=lambda name: len(asked[name]))
         return {
             name: text
-            for part in _parts(order, self.options.batch)
+            for part in _parts(order, self.batch)
             for name, text in zip(part, self._batch([asked[name] for name in part]), strict=True)
         }
 
@@ -100,7 +105,7 @@ class Writer:
             self.model.device
         )
         greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": 1.0}
-        found = self.model.generate(**inputs, max_new_tokens=self.options.new, **greedy)
+        found = self.model.generate(**inputs, max_new_tokens=self.new, **greedy)
         return self.tokenizer.batch_decode(found[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
@@ -125,7 +130,9 @@ def run(options: argparse.Namespace) -> None:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
         sets[name] = [json.loads(line) for line in lines][options.first : options.last]
     for name, folder in (named.split("=", 1) for named in options.models):
-        writer = Writer(folder, options)
+        tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(options.device).eval()
+        writer = Writer(model, tokenizer, batch=options.batch, new=options.new)
         report["models"][name] = {}
         for kind, problems in sets.items():
             found = report["models"][name][kind] = judged(writer, problems)
