@@ -2,14 +2,16 @@
 
 import dataclasses as dc
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.checkpoints.teacher import Teacher
-from sse_convert.console import progress
 from sse_convert.errors import UsageError
 from sse_convert.files import write_text
 from sse_convert.mixers import FULL, Mixer
@@ -34,14 +36,14 @@ from sse_convert.report import TextReport, time_in_words
 from sse_convert.surgery.budget import forward_flops
 from sse_convert.surgery.costs import Way, way_on
 from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words
-from sse_convert.surgery.cpu_training import Cpu, cpu_here
+from sse_convert.surgery.cpu_speed import forward_flops_per_second
 from sse_convert.surgery.memory import GIB, USABLE
 from sse_convert.surgery.plan import geometry_of, make_plan
 from sse_convert.surgery.plan_report import Plan
 from sse_convert.surgery.recipe_lines import recipe_body, recipe_header, text_lines
 from sse_convert.surgery.recipe_text import recipe_text
 from sse_convert.surgery.recipe_time import Pace, fitted_share
-from sse_convert.surgery.wanted_recipe import Machine, NewRecipe, Wanted, sizes_of
+from sse_convert.surgery.wanted_recipe import Cpu, Machine, NewRecipe, Wanted, sizes_of
 
 SHORTEST_HELD_OUT = 256
 """tokens of a row that is measured on; less text than that is refused by `run`"""
@@ -56,6 +58,8 @@ CPU_HOURS = 2.0
 FULL_EVAL = {"tokens": 131072, "samples": 500}
 CPU_EVAL = {"tokens": 8192, "samples": 20}
 """tokens and needles of each length that are measured, on a GPU and on a CPU"""
+TRAINED_BYTES = 12
+"""of a parameter where converted layers alone are trained, about: student, teacher, gradients and moments in float32"""
 CALIBRATION = 10
 """passes that take as long as calibration does: two with all weights of attention written out, in rows of 2K"""
 USUAL_GIB = 80
@@ -142,27 +146,27 @@ def _planned(wanted: Wanted, teacher: Teacher, machine: Machine | None, shape: _
 def _on_cpu(wanted: Wanted, teacher: Teacher, cpu: Cpu) -> NewRecipe:
     """The recipe that this CPU finishes in the time asked for: of all weights where the machine's memory holds that."""
     if may_train_all(sizes_of(teacher)):
-        made = _in_time(wanted, teacher, cpu, _Shape(CPU_ROW, 1, whole=True))
+        made = _in_time(wanted, teacher, _Shape(CPU_ROW, 1, whole=True))
         if _cpu_bytes(made.plan) <= USABLE * cpu.memory:
             return made
-    return _in_time(wanted, teacher, cpu, _Shape(CPU_ROW, 1, whole=False))
+    return _in_time(wanted, teacher, _Shape(CPU_ROW, 1, whole=False))
 
 
-def _in_time(wanted: Wanted, teacher: Teacher, cpu: Cpu, shape: _Shape) -> NewRecipe:
+def _in_time(wanted: Wanted, teacher: Teacher, shape: _Shape) -> NewRecipe:
     sizes, geometry = sizes_of(teacher), geometry_of(teacher)
     known = 1.0 if wanted.hours is None else sum(MOST_TOKENS) / sum(budgets(sizes))
     most = _most_share(wanted, sizes, known)
     plain: list[Mixer | None] = [None] * geometry.layers
     draft = recipe_from_dict(_data(wanted, sizes, shape, most, CPU_EVAL), wanted.command)
-    choice = make_plan(draft, teacher=teacher, cpu=True).choice
+    drafted = make_plan(draft, teacher=teacher, cpu=True)
+    choice = drafted.choice
     assert choice is not None
     assert draft.eval.needle is not None
     read = 2 * sum(draft.eval.tokens + draft.eval.needle.samples * length for length in draft.eval.lengths)
     read += CALIBRATION * draft.calibrate.rows * draft.calibrate.seq_len
-    measuring = read * forward_flops(geometry, plain, CPU_ROW) / cpu.flops / 3600
+    measuring = read * forward_flops(geometry, plain, CPU_ROW) / forward_flops_per_second(torch.float32) / 3600
     pace = Pace(
-        tokens=(cpu.token / 3600,) * len(draft.stages),
-        step=cpu.step / 3600,
+        tokens=tuple((stage.cpu_hours or 0.0) / stage.tokens for stage in drafted.stages),
         beside=(choice.cpu_hours or 0.0) + measuring,
     )
     share = fitted_share(pace, wanted.hours or CPU_HOURS, lambda share: _stages(sizes, shape, share), most)
@@ -236,7 +240,7 @@ def _for_here(teacher: Teacher, wanted: Wanted) -> tuple[NewRecipe, list[str]]:
         gpus = f"{here.gpus} GPU{'s' * (here.gpus > 1)} of {here.gib} GiB"
         told = f"warning: it does not fit {gpus} by the estimate of `plan`, even in rows of {SHORTEST_ROW}"
         return made, [] if made.fits else [told]
-    if (cpu := cpu_of(teacher, wanted)) is not None:
+    if (cpu := cpu_of(teacher)) is not None:
         try:
             made = new_recipe(teacher, wanted, cpu)
         except UsageError as error:
@@ -262,12 +266,11 @@ def _for_here(teacher: Teacher, wanted: Wanted) -> tuple[NewRecipe, list[str]]:
     return new_recipe(teacher, wanted), [any_gpus, *([slow] if slow else [])]
 
 
-def cpu_of(teacher: Teacher, wanted: Wanted) -> Cpu | None:
-    """This CPU as it trains a model; None where it cannot."""
-    recipe = recipe_from_dict(_data(wanted, sizes_of(teacher), _Shape(CPU_ROW, 1, whole=False), 1.0))
-    with progress("timing this CPU", 1):
-        muon = recipe.stages[0].optimizer == "muon"
-        return cpu_here(geometry_of(teacher), recipe.mixers[MIXER], muon=muon)
+def cpu_of(teacher: Teacher) -> Cpu | None:
+    """This CPU; None where its memory does not hold a training of the model, or the model has experts."""
+    geometry, memory = geometry_of(teacher), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    trainable = not geometry.has_experts and geometry.parameters * TRAINED_BYTES <= memory
+    return Cpu(memory) if trainable else None
 
 
 def machine_here() -> Machine | None:

@@ -88,7 +88,7 @@ def _takes(made: NewRecipe) -> list[str]:
         beside = f"{time_in_words(made.pace.beside)} of that for choosing, calibrating and measuring"
         return [
             f"Takes: the CPU that it was written on, about {time_in_words(whole)}; {beside}.",
-            "       It was timed with one layer and the head for some seconds, beside what else ran then.",
+            "       Its products were timed for a moment, beside what else ran then.",
         ]
     if way is None:
         return ["Takes: more memory than the GPUs that it was written for have, by the estimate of `plan`."]

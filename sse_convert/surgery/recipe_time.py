@@ -22,17 +22,12 @@ class Pace:
 
     tokens: tuple[float, ...]
     """of a token, by stage"""
-    step: float = 0.0
-    """of an optimizer step"""
     beside: float = 0.0
     """of choosing, calibrating and measuring"""
 
     def stage_hours(self, stages: Stages) -> list[float]:
         """Hours of each stage."""
-        return [
-            each * stage["tokens"] + self.step * math.ceil(stage["tokens"] / stage["batch_tokens"])
-            for each, stage in zip(self.tokens, stages, strict=True)
-        ]
+        return [each * stage["tokens"] for each, stage in zip(self.tokens, stages, strict=True)]
 
     def hours(self, stages: Stages) -> float:
         """Of all."""

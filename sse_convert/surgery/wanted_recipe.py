@@ -21,6 +21,14 @@ class Machine:
     """memory of each"""
 
 
+@dc.dataclass(frozen=True, slots=True)
+class Cpu:
+    """This machine, where it has no GPU."""
+
+    memory: int
+    """bytes"""
+
+
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
     """What is asked for beside the model."""

@@ -22,7 +22,6 @@ from sse_convert.recipe import load_recipe
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.schema import Source
 from sse_convert.surgery import new_recipe as module
-from sse_convert.surgery.cpu_training import Cpu
 from sse_convert.surgery.recipe_text import HUB_CHATS, MOST_PASSES
 from tests.fake_hub import FakeHub
 
@@ -94,7 +93,7 @@ KINDS = {
 }
 
 
-CPU = Cpu(cores=2, memory=24 << 30, token=1e-4, step=1e-3, flops=1e10)
+CPU = module.Cpu(24 << 30)
 """half an hour of it holds the rule's tokens for the demo's teacher"""
 MACHINES = ((False, None, None), (True, None, None), (True, CPU, None), (False, CPU, 0.2))
 """held-out text, a CPU, hours"""
@@ -110,6 +109,8 @@ MACHINES = ((False, None, None), (True, None, None), (True, CPU, None), (False, 
 def test_run_accepts_what_is_written(monkeypatch, kind, held_out, cpu, hours):
     """Every stage reads rows of it with a token to predict, and evaluation its own."""
     monkeypatch.setattr(module, "cpu_of", lambda *_: cpu)
+    for name in ("choice_cost", "plan", "new_recipe"):
+        monkeypatch.setattr(f"sse_convert.surgery.{name}.forward_flops_per_second", lambda dtype: 1e11)
     model = teacher(APPENDS)
     files = [write(name, of) for name, of in KINDS[kind]]
     given = "a" if "/" in KINDS[kind][0][0] else files[0]
