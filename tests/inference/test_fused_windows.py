@@ -15,8 +15,6 @@ from tests.inference.test_cuda_graphs import plain_steps, prefill
 from tests.modeling.tiny import tiny_model
 
 STEPS = 2
-PAST_THE_RING = 6
-"""steps after which a row of one token has left sinks and window behind"""
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 """of float32 logits"""
 WINDOW = {"window": 4, "sinks": 2}
@@ -34,18 +32,22 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
     "rotated states and biases": ("qwen2", {**ONE_STATE, "rope": "keep", "full_heads": [1]}),
 }
 LENGTHS = {
-    "before the sinks": (1,),
-    "inside the window": (5, 5),
-    "beyond it": (13,),
-    "many rows": (9,) * (FEW_ROWS + 1),
+    "before the sinks": ((1,), 6),
+    "among the sinks": ((1,), STEPS),
+    "inside the window": ((5, 5), STEPS),
+    "beyond it": ((13,), STEPS),
+    "many rows": ((9,) * (FEW_ROWS + 1), STEPS),
 }
+"""rows, and steps before plain layers go on: six have left sinks and window behind, two are among the sinks"""
 CASES = [
+    ("a window", "among the sinks"),
     ("a window", "inside the window"),
     ("a window", "many rows"),
     ("a window without sinks, biases", "before the sinks"),
     ("a window beside a head that sees all", "before the sinks"),
     ("a window beside a head that sees all", "beyond it"),
     ("one state and a window", "before the sinks"),
+    ("one state and a window", "among the sinks"),
     ("one state and a window", "beyond it"),
     ("one state and a window, norms and a head that sees all", "inside the window"),
     ("one state and a window, norms and a head that sees all", "many rows"),
@@ -90,8 +92,7 @@ def test_every_mixer_and_length_is_tried() -> None:
 
 @pytest.mark.parametrize(("name", "length"), CASES)
 def test_steps_equal_those_of_plain_layers(name: str, length: str, device: str) -> None:
-    lengths = LENGTHS[length]
-    steps = PAST_THE_RING if length == "before the sinks" else STEPS
+    lengths, steps = LENGTHS[length]
     model = hybrid(name, device)
     assert not not_fused(model)
     expected, last = plainly(model, lengths, steps + STEPS)
