@@ -3,6 +3,7 @@
     python -m benchmarks.training.cpu_peaks my-smollm2 --text my-text.jsonl --out out/cpu_peaks.json
 
 Each setting is a stage of recipe smollm2-135m-heads, changed in what the setting says, that runs for two steps.
+Rows of a whole run are the peaks of `sse-convert run` after its stages, of a recipe by `recipes new` with 9 heads kept.
 """
 
 import argparse
