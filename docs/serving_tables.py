@@ -68,4 +68,25 @@ def requests() -> str:
     return "\n".join([*table(head, lines), "", f"{record['device']}, commit {record['commits']['requests']}."])
 
 
-BLOCKS: Mapping[str, Callable[[], str]] = {"serving-layers": layers, "serving-requests": requests}
+def drafts() -> str:
+    """Tokens a second of the coder and of its conversion, plain and with drafts."""
+    record = json.loads((ROOT / "benchmarks/real/drafts_cpu.json").read_text("utf-8"))
+    lines, ways = [], list(dict.fromkeys(row["way"] for row in record["models"]["the teacher"]))
+    for name, rows in record["models"].items():
+        speeds = {(row["request"], row["way"]): f"{row['tokens_per_s']:.1f}" for row in rows}
+        for request in dict.fromkeys(row["request"] for row in rows):
+            lines.append((f"{name}, {request}", *(speeds[request, way] for way in ways)))
+    equal, whole = (sum(row[key] for rows in record["models"].values() for row in rows) for key in ("equal", "of"))
+    return "\n".join([
+        *table(("tokens/s", *ways), lines),
+        "",
+        f"{equal} of {whole} answers are those of the plain way, token by token. {record['cores']} CPU cores, "
+        f"{record['dtype']}, torch {record['torch']}, commit {record['commit'][:7]}.",
+    ])  # fmt: skip
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "serving-layers": layers,
+    "serving-requests": requests,
+    "serving-drafts": drafts,
+}
