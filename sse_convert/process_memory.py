@@ -34,16 +34,16 @@ def keep_freed_memory() -> None:
             mallopt(parameter, limit)
 
 
-SPINS = 1000
-"""times that a thread looks for the others before it sleeps, some 50 us: longer than from one operation to the next.
-GNU's OpenMP looks for milliseconds, in which another program's thread that has the other core does not run"""
+SPINS = 20_000
+"""times that a thread looks for the others before it sleeps, about a millisecond. GNU's OpenMP looks for many, in which
+another program's thread that has the other core does not run; with fewer, steps on an idle machine wait to be woken"""
 
 
 def share_cores() -> None:
     """Let threads that wait for each other give up their core soon. Call before torch is imported.
 
-    Beside one other busy process, training SmolLM2 on two cores took ten times as long without. What the user has set
-    stays.
+    Beside one other busy process, training SmolLM2 on two cores took several times as long without. What the user has
+    set stays.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))

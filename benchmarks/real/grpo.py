@@ -5,7 +5,6 @@ judged now and then. A converted model and its teacher train alike; answers come
 """
 
 import argparse
-import concurrent.futures
 import json
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.kernels.hybrid_measure import environment
-from benchmarks.real.programs import Problem, Writer, judged, passes, program, turn
+from benchmarks.real.programs import Problem, Writer, judged, passing, program, turn
 from examples.rl.grpo import HybridGRPOTrainer
 from sse_convert.cli.runner import hush_libraries, reporting_errors
 from sse_convert.console import say
@@ -40,8 +39,7 @@ def rewards(problems: dict[str, Problem]) -> Any:
 
     def earned(completions: list[Any], id: list[str], **_: Any) -> list[float]:
         texts = [program(problems[name], answer[0]["content"]) for name, answer in zip(id, completions, strict=True)]
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            return [float(good) for good in pool.map(passes, texts)]
+        return [float(good) for good in passing(texts)]
 
     return earned
 

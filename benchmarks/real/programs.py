@@ -72,6 +72,12 @@ def passes(text: str) -> bool:
     return done.returncode == 0
 
 
+def passing(texts: Sequence[str]) -> list[bool]:
+    """Whether each program ends well."""
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        return list(pool.map(passes, texts))
+
+
 class Writer:
     """A model that answers in its chat template.
 
@@ -117,8 +123,7 @@ def _parts(names: Sequence[str], size: int) -> Iterator[Sequence[str]]:
 def judged(writer: Writer, problems: Sequence[Problem]) -> dict[str, Any]:
     """Passed or not, in the order of the problems."""
     answers = writer.answers(problems)
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        good = list(pool.map(lambda problem: passes(program(problem, answers[problem["id"]])), problems))
+    good = passing([program(problem, answers[problem["id"]]) for problem in problems])
     return {"passed": sum(good), "of": len(good), "each": "".join("01"[one] for one in good)}
 
 

@@ -275,8 +275,6 @@ def cpu_of(teacher: Teacher) -> Cpu | None:
 
 def machine_here() -> Machine | None:
     """The GPUs of this host that can share the rows of a step, whose number is a power of two; None without any."""
-    import torch
-
     count = min(MOST_GPUS, torch.cuda.device_count()) if torch.cuda.is_available() else 0
     memory = [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
     return Machine(1 << (count.bit_length() - 1), math.ceil(min(memory) / GIB)) if memory else None
