@@ -131,11 +131,6 @@ def _admonition(before: str, indent: int) -> str:
     return ""
 
 
-def figures(text: str) -> list[str]:
-    """Addresses of the images of a page's text that its commands make."""
-    return re.findall(r"!\[[^]]*\]\((figures/[^)]+)\)", text)
-
-
 def commands(body: str) -> list[Command]:
     """The commands of a console block.
 
@@ -259,17 +254,6 @@ class Workplace:
         """
         (self.folder / "snippet.py").write_text(block.body, encoding="utf-8")
         return self.run("python snippet.py")
-
-    def figure(self, name: str) -> Path:
-        """The one file of this name that commands have made.
-
-        Raises:
-            RuntimeError: there is none, or there are several.
-        """
-        found = [path for path in self.folder.rglob(name) if path.is_file()]
-        if len(found) != 1:
-            raise RuntimeError(f"commands of the page made {len(found)} files {name}, expected 1")
-        return found[0]
 
     def _environment(self) -> dict[str, str]:
         return {

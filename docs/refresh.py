@@ -1,4 +1,4 @@
-"""Run the commands of the pages and write what they print into the pages, and the figures they make beside them.
+"""Run the commands of the pages and write what they print into the pages.
 
 python -m docs.refresh              all pages
 python -m docs.refresh tutorial.md  one page
@@ -6,11 +6,10 @@ python -m docs.refresh tutorial.md  one page
 
 import argparse
 import re
-import shutil
 import tempfile
 from pathlib import Path
 
-from docs.examples import PAGES, Workplace, blocks, commands, figures, machine, page_paths
+from docs.examples import PAGES, Workplace, blocks, commands, machine, page_paths
 
 _MACHINE = re.compile(r"(?<=Outputs of this page: )[^\n]*?(?=\.\n)")
 
@@ -34,13 +33,9 @@ def refreshed(text: str, workplace: Workplace) -> str:
 
 
 def refresh(path: Path, workplace: Workplace) -> None:
-    """Rewrite a page and its figures."""
+    """Rewrite a page."""
     text = refreshed(path.read_text(encoding="utf-8"), workplace)
     path.write_text(text, encoding="utf-8")
-    for address in figures(text):
-        target = path.parent / address
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(workplace.figure(target.name), target)
 
 
 def main() -> None:

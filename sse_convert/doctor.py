@@ -17,7 +17,7 @@ SUPPORTED = {"torch": ((2, 11), (3, 0)), "transformers": ((5, 17), (6, 0)), "acc
 """package: lowest version, and the first that is too new"""
 if sys.platform == "linux":
     SUPPORTED["triton"] = (3, 6), (4, 0)
-REQUIRED = (*SUPPORTED, "peft", "safetensors", "huggingface_hub", "datasets", "typer", "matplotlib", "jinja2")
+REQUIRED = (*SUPPORTED, "peft", "safetensors", "huggingface_hub", "datasets", "typer", "jinja2")
 LOOK_SECONDS = 0.5
 """in which cores are watched"""
 CPU_TIME = Path("/sys/fs/cgroup/cpu.max")

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: forked processes 
 import torch
 
 from sse_convert.process_memory import keep_freed_memory
-from sse_convert.results.figures.drawing import Drawing
 from tests.kernels.triton import interpreter
 from tests.older_transformers import skip_faults
 
@@ -30,8 +28,6 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # of what nohup starts; t
 with torch.device("meta"):  # which functions a device context covers is looked up once: before any of them is replaced
     torch.empty(0)
 
-BLANK = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==")
-"""a picture of one white point, as PNG"""
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -78,13 +74,6 @@ def seed_torch() -> None:
 def leave_the_disk_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What tests write need not outlive the machine: an open file is looked at in place of waiting for the disk."""
     monkeypatch.setattr(os, "fsync", os.fstat)
-
-
-@pytest.fixture(autouse=True)
-def blank_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made as ever but written blank, since drawing takes longer than a tiny run; but for `drawn`."""
-    if request.node.get_closest_marker("drawn") is None:
-        monkeypatch.setattr(Drawing, "write_png", lambda drawing, path: path.write_bytes(BLANK))
 
 
 @pytest.fixture(autouse=True)

@@ -355,7 +355,6 @@ class Places:
 def preload() -> None:
     """Import what the commands need, so that forked processes have it; starts no threads."""
     import datasets  # noqa: F401
-    import matplotlib.pyplot  # noqa: F401
 
     import sse_convert.pipeline
     import sse_convert.selection.select

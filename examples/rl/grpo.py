@@ -38,7 +38,6 @@ from sse_convert.checkpoints.load_model import load_model, load_tokenizer  # noq
 from sse_convert.data.needle import load_words  # noqa: E402
 from sse_convert.evaluation.intervals import wilson  # noqa: E402
 from sse_convert.inference.cuda_graphs import graphed  # noqa: E402
-from sse_convert.results.figures.drawing import blank_figure  # noqa: E402
 
 DIGITS = 7
 GROUP = 8
@@ -197,7 +196,9 @@ def train(model: PreTrainedModel, tokenizer: Any, out: Path, given: argparse.Nam
 
 def draw(curve: dict[str, Any], path: Path) -> None:
     """The curve as a PNG: reward by step, held-out answers with their intervals."""
-    figure = blank_figure(8.6, 3.4)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.6, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot([s["step"] for s in curve["steps"]], [s["reward"] for s in curve["steps"]], color="#0072b2")
     left.set(title="training", xlabel="step", ylabel=f"mean reward of {GROUP} answers (0 to 2)", ylim=(0, 2.05))

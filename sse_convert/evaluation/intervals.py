@@ -36,11 +36,6 @@ class Accuracy:
         }
 
 
-def or_nan(value: float | None) -> float:
-    """A figure as a number: NaN where it was not measured."""
-    return math.nan if value is None else value
-
-
 def wilson(correct: float, samples: int, z: float = Z95) -> tuple[float, float]:
     """The Wilson score interval of a share.
 

@@ -1,6 +1,6 @@
 """The model card: metadata a hub understands, and what a reader must know before loading the model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,6 @@ def model_card(
     recipe: dict[str, Any],
     report: dict[str, Any] | None,
     parameters: int,
-    pictures: Sequence[tuple[str, str]] = (),
     teacher_card: Path | None = None,
     *,
     chats: bool = False,
@@ -51,7 +50,6 @@ def model_card(
         recipe: the resolved recipe, with the stages that took place alone.
         report: JSON form of an `EvalReport`, or None when nothing was measured.
         parameters: number of parameters.
-        pictures: path in the model's folder and description of each figure.
         teacher_card: the teacher's README.md, None where it is not at hand.
         chats: whether the tokenizer has a chat template, in which the example asks.
         lent: what a small checkpoint takes from its teacher.
@@ -65,7 +63,6 @@ def model_card(
         "## Layers\n\n" + _table(("layers", "kind", "settings"), list(_layer_rows(config["sse"]))),
         _results(report),
         _training(recipe),
-        _pictures(pictures),
         _limits(config),
         _RECIPE,
         "## Citation\n\n" + CITATION,
@@ -222,12 +219,6 @@ def _training(recipe: dict[str, Any]) -> str:
     ]
     table = _table(("stage", "loss", "tokens", "row length", "learning rate", "trained"), rows)
     return "\n\n".join(["## Training", table])
-
-
-def _pictures(pictures: Sequence[tuple[str, str]]) -> str:
-    if not pictures:
-        return ""
-    return "## Figures\n\n" + "\n\n".join(f"{about}\n\n![{about}]({path})" for path, about in pictures)
 
 
 _IMAGES_LIMIT = """- Conversion trains on text alone. What sees images is the original model's. Converted layers read

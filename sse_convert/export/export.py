@@ -23,7 +23,6 @@ from sse_convert.checkpoints.teacher import Teacher, open_teacher, refuse_quanti
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card import CARD, EVALUATION, model_card
-from sse_convert.export.card_figures import write_pictures
 from sse_convert.export.lending import in_teachers_words, lend, without_lent
 from sse_convert.export.published import paths_in, published
 from sse_convert.export.shards import SHARD_BYTES, assigned, write_weights
@@ -124,14 +123,11 @@ def export_checkpoint(
         (folder / RECIPE).write_text(yaml.safe_dump(told, sort_keys=False), encoding="utf-8")
         if figures is not None:
             (folder / EVALUATION).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        pictures = write_pictures(figures, files.folder, folder)
         teacher_card = Path(recipe.model) / CARD
         origin = read_provenance(files.folder)
         trained = {**told, "stages": origin.took_place(told["stages"]) if origin else told["stages"]}
         chats = has_chat_template(folder)
-        card = model_card(
-            out.name, config, trained, figures, files.parameters, pictures, teacher_card, chats=chats, lent=lent
-        )
+        card = model_card(out.name, config, trained, figures, files.parameters, teacher_card, chats=chats, lent=lent)
         (folder / CARD).write_text(card, encoding="utf-8")
         write_manifest(folder, records)
     return ExportReport(

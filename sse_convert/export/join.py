@@ -15,7 +15,6 @@ from sse_convert.checkpoints.output_folder import check_output, check_space, new
 from sse_convert.checkpoints.safetensors_io import TensorInfo, read_header
 from sse_convert.errors import CheckpointError
 from sse_convert.export.card import CARD, EVALUATION, small_note
-from sse_convert.export.card_figures import FOLDER as PICTURES
 from sse_convert.export.shards import SHARD_BYTES, assigned, write_weights
 from sse_convert.modeling.arch_spec import LENT_FILE
 from sse_convert.modeling.configuration import whole_entry
@@ -98,10 +97,8 @@ def _copy_rest(files: CheckpointFiles, folder: Path, lent: Lent) -> None:
     (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     write_remote_code(folder)
     copy_auxiliary_files(files.folder, folder)
-    pictures = [path.relative_to(files.folder).as_posix() for path in files.folder.glob(f"{PICTURES}/*.png")]
-    for name in (RECIPE, EVALUATION, provenance.FILE, CARD, *pictures):
+    for name in (RECIPE, EVALUATION, provenance.FILE, CARD):
         if (files.folder / name).is_file() and stays_inside(files.folder / name, files.folder):
-            (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(files.folder / name, folder / name)
     if (folder / CARD).is_file():
         card = (folder / CARD).read_text(encoding="utf-8")

@@ -17,7 +17,6 @@ from sse_convert.checkpoints.weights import scan_weights
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
 from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card import CARD, EVALUATION
-from sse_convert.export.card_figures import FOLDER as PICTURES
 from sse_convert.export.published import is_absolute, paths_in
 from sse_convert.modeling.arch_spec import LENT_FILE
 from sse_convert.modeling.remote_code import remote_code
@@ -32,7 +31,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 STALE = ["*.safetensors", "*.safetensors.index.json", "*.py", *PICKLES]
 """files of an older upload that this one replaces as a whole"""
 OWN_FILES = (CARD, CONFIG, INDEX, LENT_FILE, EVALUATION, RECIPE, provenance.FILE, manifest.FILE)
-"""what `export` writes beside weights, code, pictures and the teacher's small files"""
+"""what `export` writes beside weights, code and the teacher's small files"""
 EMPTY_REPOSITORY = {".gitattributes", "README.md"}
 
 
@@ -250,8 +249,7 @@ def _changed(folder: Path, digests: Mapping[str, str], *, anyway: bool) -> list[
 
 
 def _is_sent(name: str, path: Path, folder: Path, allowed: set[str]) -> bool:
-    picture = fnmatch.fnmatch(name, f"{PICTURES}/*.png")
-    return (name in allowed or picture) and stays_inside(path, folder)
+    return name in allowed and stays_inside(path, folder)
 
 
 def _own_code(folder: Path, found: Mapping[str, Path]) -> list[str]:

@@ -1,1 +1,1 @@
-"""What runs left on disk: collected, set side by side, drawn for model cards."""
+"""What runs left on disk: collected, set side by side."""

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from docs.examples import PAGES, Block, Workplace, agrees, blocks, commands, figures, page_paths
+from docs.examples import PAGES, Block, Workplace, agrees, blocks, commands, page_paths
 from docs.parsing import check
 from docs.results import scripts_page
 from sse_convert.cli.app import app
@@ -58,8 +58,6 @@ def test_the_page_does_what_it_shows(name: str, tmp_path: Path) -> None:
                     f"{name}, line {block.line}: {command.text}\nshown:\n{command.output}\nprinted:\n{printed}\n"
                     f"If this is right: python -m docs.refresh {name}"
                 )
-    for address in figures(TEXTS[name]):
-        assert place.figure(Path(address).name).stat().st_size > 0
 
 
 @pytest.mark.parametrize("block", blocks_of("console"))

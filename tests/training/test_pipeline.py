@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import yaml
-from matplotlib.image import imread
 
 from sse_convert import api, pipeline
 from sse_convert.checkpoints import open as opening
@@ -42,7 +41,6 @@ def recipe(make, text_folder):
 STEPS = ["convert", "calibrate", "align", "uptrain", "eval", "export"]
 
 
-@pytest.mark.drawn
 def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch, capsys):
     report = run_recipe(recipe())
     assert [step["name"] for step in report.steps] == STEPS
@@ -53,9 +51,6 @@ def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch, capsys):
     load_pretrained(tmp_path / "out")
     assert load_recipe(tmp_path / "out.stages" / "recipe.yaml") == recipe()
     assert (tmp_path / "out" / "evaluation.json").is_file()
-    pictures = list(tmp_path.rglob("*.png"))
-    assert pictures
-    assert all(len(imread(picture)) > 100 for picture in pictures)
     assert json.loads(json.dumps(report.to_dict()))["out"] == str(tmp_path / "out")
     assert report.lines()[-2:] == [report.verdict.line(), f"finished model: {tmp_path / 'out'}"]
     shared, guessing = report.warnings
