@@ -137,10 +137,6 @@ class SSEMixer:
     """how partitions are kept in use: by a loss term, or not"""
     balance_coef: float = 0.01
     """weight of the balance loss"""
-    router: Literal["hidden", "keys"] = "hidden"
-    """what chooses partitions: a projection of the hidden state, for all heads, to write and to read (the paper's); or
-    each head's own key and query, a token writing to the partitions whose centroids its key is near, and reading from
-    those whose centroids its query is near"""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -170,22 +166,10 @@ class SSEMixer:
             ),
             (self.balance_coef < 0, f"balance_coef is {self.balance_coef}, expected 0 or more"),
             *self._gate_checks(),
-            *self._router_checks(),
             (
                 self.update == "delta" and self.k_feature_map not in ("l2", "softmax"),
                 f"k_feature_map is '{self.k_feature_map}' with update: delta, whose states grow without bound unless "
                 "keys have norm 1 or less: use l2 or softmax, or update: gla",
-            ),
-        ]
-
-    def _router_checks(self) -> list[tuple[bool, str]]:
-        """What is not built beside keys that choose partitions."""
-        by_keys = self.router == "keys"
-        return [
-            (by_keys and self.num_partitions == 1, "router is 'keys' and num_partitions is 1, expected 2 or more"),
-            (
-                by_keys and self.balance != "none",
-                f"balance is {self.balance!r}, with router: keys expected 'none'",
             ),
         ]
 
@@ -286,6 +270,7 @@ BUILT_IN: dict[str, Mixer] = {
 SSE_KINDS = ("sse", "sse+sliding", "paper")
 """those with sparse partitions as the paper has them; the others are baselines"""
 RETIRED: dict[str, Any] = {
+    "router": "hidden",
     "router_bias": False,
     "read_top_k": None,
     "row_top_k": None,

@@ -27,7 +27,6 @@ from sse_convert.training.stage import run_stage
 
 MIXER = "mixers.sse+sliding"
 ONE = (f"{MIXER}.num_partitions=1", f"{MIXER}.advanced.shared_partition=false", f"{MIXER}.advanced.balance=none")
-KEYS = (f"{MIXER}.advanced.router=keys", f"{MIXER}.advanced.shared_partition=false", f"{MIXER}.advanced.balance=none")
 THREE = (f"{MIXER}.num_partitions=3", f"{MIXER}.state_heads=kv", f"{MIXER}.advanced.shared_partition=false")
 """as many bytes as one state per query head, where three query heads share a KV head"""
 SPARSE = tuple(
@@ -56,8 +55,6 @@ LEVERS: dict[str, tuple[str, ...]] = {
     "one state per KV head": (*ONE, f"{MIXER}.state_heads=kv"),
     "4 partitions": (f"{MIXER}.num_partitions=4",),
     "64 partitions": (f"{MIXER}.num_partitions=64",),
-    "chosen by keys, none shared": KEYS,
-    "chosen by keys, none shared, per KV head": (*KEYS, f"{MIXER}.state_heads=kv"),
     "window of 32": (f"{MIXER}.window=32",),
     "no decay": (f"{MIXER}.advanced.decay=none",),
     "fewer planted rows": ("data.needles.share=0.2",),

@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
-from sse_convert.calibration.centroids import KeyCollector
 from sse_convert.calibration.initial_values import branch_windows, decay_values, output_scale, state_half_lives
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.load_model import pick_device
@@ -151,13 +150,10 @@ def calibrated_values(
     """
     statistics = _measured(model, source, mixers, batches, "the teacher")
     values = {i: decay_values(mixer, source.dims_of(i), statistics[i]) for i, mixer in mixers.items()}
-    routed = [i for i, mixer in mixers.items() if mixer.router == "keys"]
-    needed = routed if kind == "none" else list(mixers)
-    students = {i: _student(model, source.spec, i, mixers[i], {**fresh(i, mixers[i]), **values[i]}) for i in needed}
-    if routed:
-        for i, centroids in _place_centroids(model, source, batches, {i: students[i] for i in routed}).items():
-            values[i]["sse_centroids"] = centroids
     if kind != "none":
+        students = {
+            i: _student(model, source.spec, i, mixer, {**fresh(i, mixer), **values[i]}) for i, mixer in mixers.items()
+        }
         found = _measured(model, source, mixers, batches, "the new layers", students=students)
         for i, mixer in mixers.items():
             if found[i].measured:
@@ -201,18 +197,6 @@ def _layers_counted(model: PreTrainedModel, source: SourceModel, layers: Iterabl
             attention = model.get_submodule(source.spec.attention_path(layer))
             hooks.callback(attention.register_forward_hook(lambda *_: bar.update()).remove)
         yield
-
-
-def _place_centroids(
-    model: PreTrainedModel, source: SourceModel, batches: list[dict[str, Tensor]], layers: dict[int, SSEAttention]
-) -> dict[int, Tensor]:
-    """Those of the keys of new layers over the batches; see `KeyCollector.place`."""
-    collector = KeyCollector(model, source.spec, layers)
-    with progress("measuring keys", len(batches)) as bar:
-        for batch in batches:
-            collector.run(batch)
-            bar.update()
-    return collector.place()
 
 
 def _summary(

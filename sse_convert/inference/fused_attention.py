@@ -297,14 +297,13 @@ def _check_state_layer(attention: SSEAttention) -> None:
     Raises:
         NotFusedError: naming the first thing that is not.
     """
-    spec, mixer, width = attention.spec, attention.mixer, attention.dims.value_dim
+    spec, width = attention.spec, attention.dims.value_dim
     problems = [
         (spec.qkv_layout != "separate" or len(spec.qkv) != 3, "projections that are not separate"),
         (spec.gated, "the source's output gate"),
         (spec.value_norm is not None, "a norm of values"),
         (spec.qk_norm == "whole" or spec.norm_after_rotation, "norms of q and k over the whole, or after rotation"),
         (attention.rotates and spec.rotary_pairs != "halves", "rotation of neighbours"),
-        (mixer.router == "keys", "partitions chosen by keys"),
         (width & (width - 1) != 0, f"heads of {width} values, no power of two"),
         (attention.dims.head_dim % 2 != 0, "heads of an odd size"),
         (bool(attention.output_dropout) and attention.training, "dropout"),

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from sse_convert.errors import HardwareError, UsageError
-from sse_convert.kernels.by_head import run_by_head
 from sse_convert.kernels.feature_maps import KeyFeatureMap
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.state_slots import read_states, write_states
@@ -15,7 +14,6 @@ from sse_convert.kernels.torch.operands import Operands, operands_of
 from sse_convert.kernels.torch.recurrent import sse_attention_recurrent
 from sse_convert.kernels.torch.reference import sse_attention_reference
 from sse_convert.kernels.torch.step import can_step, sse_attention_step
-from sse_convert.kernels.torch.step_by_head import sse_attention_step_by_head, steps_by_head
 from sse_convert.kernels.torch.varlen import sse_attention_varlen
 from sse_convert.kernels.torch_modes import without_autocast
 from sse_convert.kernels.triton_backend import GPU as _GPU
@@ -64,7 +62,6 @@ def sse_attention(
     output_final_state: bool = False,
     inplace_state: bool = False,
     backend: str = "auto",
-    read_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Sparse State Expansion attention over packed sequences; `reference.py` is the definition.
 
@@ -79,7 +76,7 @@ def sse_attention(
         v: [T, H, V] or [T, N, H, V].
         log_decay: [T, H, D], natural log of the decay, <= 0 (not checked), or gate logits if decay_normalizer is given;
             expanded views are welcome.
-        router_logits: [T, N]; with `read_logits` [T, H, N], of what each head writes.
+        router_logits: [T, N].
         shared: (q' [T, Hq, D], k' [T, H, D], log_decay' [T, H, D]) of the always-selected partition, with v as its
             values; a fourth entry v' [T, H, V] replaces v and is required when v is per partition. None for no such
             partition.
@@ -108,9 +105,6 @@ def sse_attention(
             it; needs gradients off.
         backend: auto | reference | varlen | recurrent | triton. auto takes triton for what it can run on a GPU; else
             recurrent when every sequence has one token and no gradient is wanted; else varlen.
-        read_logits: [T, H, N], by which each head chooses what it reads; e of writing and of reading are then apart.
-            Then q, k and v are one set for all partitions. None for one choice of all heads, to write and to read (the
-            paper's).
 
     Returns:
         o [T, Hq, V] in v's dtype, and the final state like initial_state in float32 (float64), or None.
@@ -132,7 +126,6 @@ def sse_attention(
             renormalise=renormalise, scale=scale,
             k_map=k_map, k_scale=k_scale, decay_normalizer=decay_normalizer, cu_seqlens=cu_seqlens,
             max_seqlen=max_seqlen, initial_state=initial_state, state_slots=state_slots,
-            read_logits=read_logits,
         )  # fmt: skip
         if inplace_state:
             _check_inplace(x)
@@ -140,7 +133,7 @@ def sse_attention(
         if x.state_slots is not None:
             o, final = _in_slots(chosen, x, inplace_state), x.initial_state
         elif chosen == "triton":
-            o, final = _on_triton(x, output_final_state, inplace_state)
+            o, final = sse_attention_on_triton(x, output_final_state=output_final_state, inplace_state=inplace_state)
         elif output_final_state or not _can_split(x):
             o, final = _on_torch(chosen, x, inplace_state)
         else:
@@ -171,27 +164,8 @@ def _gpu() -> torch.device:
     return torch.device(_GPU, torch.cuda.current_device() if torch.cuda.is_available() else 0)
 
 
-def _on_triton(x: Inputs, output_final_state: bool, inplace_state: bool) -> tuple[Tensor, Tensor | None]:
-    if not x.by_head:
-        return sse_attention_on_triton(x, output_final_state=output_final_state, inplace_state=inplace_state)
-    if steps_by_head(x):
-        return sse_attention_step_by_head(x, inplace_state=inplace_state)
-    wanted = output_final_state or inplace_state
-
-    def run(folded: Inputs) -> tuple[Tensor, Tensor | None]:
-        return sse_attention_on_triton(folded, output_final_state=wanted, inplace_state=False)
-
-    return run_by_head(x, run, inplace_state=inplace_state)
-
-
 def _on_torch(backend: str, given: Inputs, inplace_state: bool) -> tuple[Tensor, Tensor]:
     """The backends that take operands and segments."""
-    if backend == "recurrent" and steps_by_head(given):
-        return sse_attention_step_by_head(given, inplace_state=inplace_state)
-    if given.by_head:
-        o, final = run_by_head(given, lambda folded: _on_torch(backend, folded, False), inplace_state=inplace_state)
-        assert final is not None
-        return o, final
     if backend == "recurrent" and can_step(given):
         return sse_attention_step(given, inplace_state=inplace_state)
     if backend == "recurrent":
@@ -210,11 +184,11 @@ def _in_slots(backend: str, x: Inputs, inplace_state: bool) -> Tensor:
     slots, pages = x.state_slots, x.initial_state
     assert slots is not None
     assert pages is not None
-    if backend == "triton" and x.one_token_each and not x.by_head:
+    if backend == "triton" and x.one_token_each:
         return sse_attention_on_triton(x, output_final_state=True, inplace_state=True)[0]
     own = dc.replace(x, initial_state=read_states(pages, slots), state_slots=None)
     if backend == "triton":
-        o, final = _on_triton(own, True, steps_by_head(own))
+        o, final = sse_attention_on_triton(own, output_final_state=True, inplace_state=False)
     else:
         o, final = _on_torch(backend, own, backend == "recurrent")
     assert final is not None

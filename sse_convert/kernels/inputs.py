@@ -41,9 +41,7 @@ class Inputs:
     write_strength: Tensor | None
     """[T, H], beta of the delta rule; None for gated linear attention"""
     router_logits: Tensor
-    """[T, N], or [T, H, N] of writing where every head chooses for itself"""
-    read_logits: Tensor | None = None
-    """[T, H, N] of reading, where every head chooses for itself"""
+    """[T, N]"""
     shared: SharedInputs | None
     """the shared partition, or None"""
     scale: float
@@ -82,11 +80,6 @@ class Inputs:
         return self.router_logits.shape[-1]
 
     @property
-    def by_head(self) -> bool:
-        """Whether every head chooses its partitions, those it reads apart from those it writes."""
-        return self.read_logits is not None
-
-    @property
     def num_sequences(self) -> int:
         """S."""
         return self.cu_seqlens.shape[0] - 1
@@ -116,7 +109,6 @@ class Inputs:
             "log_decay": self.log_decay,
             "write_strength": self.write_strength,
             "router_logits": self.router_logits,
-            "read_logits": self.read_logits,
             "initial_state": self.initial_state,
             "k_scale": self.k_scale,
         }
@@ -156,8 +148,6 @@ class Inputs:
             v=self.v[:, :, own],
             log_decay=self.log_decay[:, own],
             write_strength=None if self.write_strength is None else self.write_strength[:, own],
-            router_logits=self.router_logits[:, own] if self.by_head else self.router_logits,
-            read_logits=None if self.read_logits is None else self.read_logits[:, own],
             shared=shared,
             k_scale=None if self.k_scale is None else self.k_scale[own],
         )

@@ -44,7 +44,7 @@ def unsupported_reason(x: Inputs) -> str | None:
 
 def _corrects(x: Inputs) -> bool:
     """Whether the kernels of the delta rule run, which decoding does without."""
-    return x.write_strength is not None and (x.by_head or not _decodes(x))
+    return x.write_strength is not None and not _decodes(x)
 
 
 def _decodes(x: Inputs) -> bool:

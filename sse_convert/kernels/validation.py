@@ -36,7 +36,6 @@ def build_inputs(
     max_seqlen: int | None = None,
     initial_state: Tensor | None = None,
     state_slots: Tensor | None = None,
-    read_logits: Tensor | None = None,
 ) -> Inputs:
     """The inputs of `sse_attention`, whose docstring says what each argument is. Copies nothing.
 
@@ -45,18 +44,14 @@ def build_inputs(
         UsageError: top_k, max_seqlen, k_map or decay_normalizer is out of range, or there is a
             shared_write_strength without write_strength or shared partition.
     """
-    by_head = read_logits is not None
-    sets: tuple[int, ...] = (3,) if by_head else (3, 4)
-    ranks = {"q": (q, sets), "k": (k, sets), "v": (v, sets), "router_logits": (router_logits, (2 + by_head,))}
-    _check_ranks(ranks, " with read_logits" if by_head else "")
-    T, N = router_logits.shape[0], router_logits.shape[-1]
+    _check_ranks({"q": (q, (3, 4)), "k": (k, (3, 4)), "v": (v, (3, 4)), "router_logits": (router_logits, (2,))})
+    T, N = router_logits.shape
     _check_settings(N, top_k, k_map, decay_normalizer)
     offsets = torch.arange(2, device=q.device) * T if cu_seqlens is None else cu_seqlens
     longest = T if cu_seqlens is None else _check_offsets(offsets, T)
     if max_seqlen is not None and longest is not None and max_seqlen < longest:
         raise UsageError(f"max_seqlen is {max_seqlen}", expected=f"at least the longest sequence ({longest})")
     tensors = _expected_shapes(q, k, v, log_decay, router_logits, shared)
-    tensors["read_logits"] = (read_logits, (T, k.shape[-2], N))
     (H, D), V, M = k.shape[-2:], v.shape[-1], N + (shared is not None)
     rows = _state_rows(initial_state, state_slots, offsets.shape[0] - 1)
     tensors["initial_state"] = (initial_state, (rows, M, H, D, V))
@@ -74,7 +69,6 @@ def build_inputs(
         log_decay=log_decay,
         write_strength=write_strength,
         router_logits=router_logits,
-        read_logits=read_logits,
         shared=None
         if shared is None
         else _shared_inputs(shared, v, write_strength if shared_write_strength is None else shared_write_strength),
@@ -119,7 +113,7 @@ def _expected_shapes(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, router_logits: Tensor, shared: tuple[Tensor, ...] | None
 ) -> Tensors:
     """Every tensor of tokens by name, with the shape it should have."""
-    (T, *_, N), Hq, (H, D), V = router_logits.shape, q.shape[-2], k.shape[-2:], v.shape[-1]
+    (T, N), Hq, (H, D), V = router_logits.shape, q.shape[-2], k.shape[-2:], v.shape[-1]
     if H == 0 or Hq % H:
         raise ShapeError(f"q has {Hq} heads and k has {H}", expected="the heads of q a multiple of the heads of k")
     tensors: Tensors = {
@@ -127,7 +121,7 @@ def _expected_shapes(
         "k": (k, (T, H, D) if k.dim() == 3 else (T, N, H, D)),
         "v": (v, (T, H, V) if v.dim() == 3 else (T, N, H, V)),
         "log_decay": (log_decay, (T, H, D)),
-        "router_logits": (router_logits, (T, N) if router_logits.dim() == 2 else (T, H, N)),
+        "router_logits": (router_logits, (T, N)),
     }
     if shared is not None:
         _check_shared(shared, v)
@@ -145,11 +139,11 @@ def _check_settings(num_partitions: int, top_k: int, k_map: KeyFeatureMap, decay
         raise UsageError(f"decay_normalizer is {decay_normalizer}", expected="more than 0, or None for log decays")
 
 
-def _check_ranks(tensors: dict[str, tuple[Tensor, tuple[int, ...]]], why: str) -> None:
+def _check_ranks(tensors: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
     for name, (tensor, ranks) in tensors.items():
         if tensor.dim() not in ranks:
             raise ShapeError(
-                f"{name} has shape {list(tensor.shape)}", expected=f"{' or '.join(map(str, ranks))} dimensions{why}"
+                f"{name} has shape {list(tensor.shape)}", expected=f"{' or '.join(map(str, ranks))} dimensions"
             )
 
 

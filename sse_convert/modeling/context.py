@@ -262,9 +262,7 @@ def operator_heads(inputs: dict[str, Any], shard: Shard) -> dict[str, Any]:
         return sent[id(x)]
 
     found = {**inputs, **{name: heads(inputs[name]) for name in _BY_HEAD}}
-    own_choice = inputs["read_logits"] is not None
-    found["router_logits"] = (heads if own_choice else shard.whole)(inputs["router_logits"])
-    found["read_logits"] = heads(inputs["read_logits"]) if own_choice else None
+    found["router_logits"] = shard.whole(inputs["router_logits"])
     found["shared"] = None if inputs["shared"] is None else tuple(map(heads, inputs["shared"]))
     for name in _STRENGTHS:
         found[name] = None if inputs[name] is None else shard.to_heads(inputs[name][..., None])[..., 0]

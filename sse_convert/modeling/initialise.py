@@ -14,13 +14,10 @@ from sse_convert.modeling.attention_dims import AttentionDims
 from sse_convert.modeling.tensors import new_tensors, own_dims, state_heads
 
 ROUTER_STD = 0.02
-ROUTE_SCALE = 12.0
-"""of the cosines between keys or queries and centroids, as logits"""
 HALF_LIVES = 16.0, 4096.0
 """tokens; heads are spread between the two, evenly in the logarithm"""
 RESIDUAL_SCALE = 0.01
 """scale of SSE beside a window until calibration measures what the window misses: nearly none"""
-"""bias of the output gate: sigmoid(4) = 0.98"""
 MOST_ROWS = 64
 """tokens for which reading a weight once per token costs less than copying it into float32"""
 NORM_EPS = 1e-6
@@ -108,10 +105,9 @@ class NewTensors(nn.Module):
 def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = None) -> None:
     """Set the new tensors of a layer that were not loaded from a checkpoint.
 
-    Router rows are small, random and never zero (equal logits would tie); centroids are random directions; the low-rank
-    side path and the per-partition offsets start as no change (their last factor is zero); decays start constant, with
-    half-lives of 16 to 4096 tokens spread over the heads; scales start at one (SSE's beside a window at
-    `RESIDUAL_SCALE`).
+    Router rows are small, random and never zero (equal logits would tie); the low-rank side path and the per-partition
+    offsets start as no change (their last factor is zero); decays start constant, with half-lives of 16 to 4096 tokens
+    spread over the heads; scales start at one (SSE's beside a window at `RESIDUAL_SCALE`).
 
     Write strengths of the delta rule start at 1/2, the logistic function of 0, as in Gated DeltaNet. Weak ones would be
     nearly gated linear attention, since a scale of all writes cancels in the output norm.
@@ -125,10 +121,6 @@ def reset_sse_parameters(layer: NewTensors, generator: torch.Generator | None = 
         tensor = layer.get_parameter(spec.name)
         if spec.name == "sse_router.weight":
             init.normal_(tensor, std=ROUTER_STD, generator=generator)
-        elif spec.name == "sse_centroids":
-            init.normal_(tensor, std=dims.head_dim**-0.5, generator=generator)
-        elif spec.name == "sse_route_scale":
-            init.constant_(tensor, ROUTE_SCALE)
         elif spec.name.endswith("_down.weight"):
             init.normal_(tensor, std=dims.hidden**-0.5, generator=generator)
         elif spec.name.endswith("decay_up.bias"):

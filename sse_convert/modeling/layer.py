@@ -208,7 +208,7 @@ class SSEAttention(RoutedLayer):
             own_decay = mixer.decay_params == "separate" and mixer.decay != "none"
             shared_decay = self._log_decay(precise, "sse_shared_decay") if own_decay else log_decay
             shared = (shared_q, shared_k, shared_decay)
-        logits, read_logits = self.choice_logits(precise, q, k)
+        logits = self.router_logits(precise)
         v = self.values(flat_v)
         if mixer.num_partitions > 1 and not (mixer.gate.write or mixer.gate.read):
             v = v + (0 * logits.sum()).to(v.dtype)  # e is not used: a zero gradient for the router, which DDP waits for
@@ -218,7 +218,6 @@ class SSEAttention(RoutedLayer):
             "v": v,
             "log_decay": log_decay,
             "router_logits": logits,
-            "read_logits": read_logits,
             "shared": shared,
             "write_strength": self._write_strength(precise, "sse_write_strength"),
             "shared_write_strength": self._write_strength(precise, "sse_shared_write_strength"),

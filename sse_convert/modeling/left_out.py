@@ -45,7 +45,7 @@ def has_kernels(*_: Any) -> bool:
     return False
 
 
-fuses = can_step = steps_by_head = has_kernels
+fuses = can_step = has_kernels
 RoomyLayer = GrowingLayer
 
 

@@ -61,10 +61,7 @@ def new_tensors(dims: AttentionDims, mixer: SSEMixer) -> list[TensorSpec]:
     dims = own_dims(dims, mixer)
     query, key, output = dims.query_heads * dims.head_dim, heads * dims.head_dim, dims.query_heads * dims.value_dim
     tensors: list[TensorSpec] = []
-    if mixer.router == "keys":
-        tensors.append(TensorSpec("sse_centroids", (heads, partitions, dims.head_dim)))
-        tensors.append(TensorSpec("sse_route_scale", (heads,)))
-    elif partitions > 1:
+    if partitions > 1:
         tensors.append(TensorSpec("sse_router.weight", (partitions, hidden)))
     if mixer.qk_rank:
         tensors += _low_rank("sse_delta_q", hidden, mixer.qk_rank, query, bias=False)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sse_convert.calibration.attention_statistics import Collector
-from sse_convert.calibration.centroids import KeyCollector
 from sse_convert.calibration.initial_values import branch_windows, decay_values, output_scale
 from sse_convert.mixers import Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, WindowMixer
 from sse_convert.modeling.arch_spec import decoder_config
@@ -184,10 +183,6 @@ def calibrated_layers(
         layer = attention_layer(source, decoder_config(model.config), i, spec=spec, mixer=mixer)
         layer.load_state_dict(values, strict=False)
         made[i] = layer.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
-    if mixer.router == "keys":
-        keys = KeyCollector(model, spec, made)
-        _run(keys, rows)
-        keys.place()
     if (scaled := recipe.calibrate.output_scale) != "none":
         second = Collector(model, spec, list(layers), windows=windows, students=made)
         _run(second, rows)
@@ -197,7 +192,7 @@ def calibrated_layers(
     return made
 
 
-def _run(collector: Collector | KeyCollector, rows: Tensor) -> None:
+def _run(collector: Collector, rows: Tensor) -> None:
     device = collector.model.device
     positions = torch.arange(rows.shape[1], device=device)[None]
     for row in rows:

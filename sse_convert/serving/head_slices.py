@@ -11,9 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from sse_convert.errors import UsageError
-from sse_convert.mixers import Mixer, SSEMixer
 from sse_convert.modeling.attention_dims import AttentionDims
-from sse_convert.modeling.tensors import state_heads
 
 
 def local_dims(dims: AttentionDims, devices: int) -> AttentionDims:
@@ -30,25 +28,6 @@ def local_dims(dims: AttentionDims, devices: int) -> AttentionDims:
             fix="choose another tensor parallel size",
         )
     return dc.replace(dims, query_heads=query // devices, kv_heads=max(1, kv // devices))
-
-
-def check_choices(mixer: Mixer, dims: AttentionDims, devices: int) -> None:
-    """Make sure that heads choose partitions as they do on one device.
-
-    Args:
-        mixer: settings of a layer.
-        dims: of the whole layer.
-        devices: how many there are.
-
-    Raises:
-        UsageError: the queries that choose together for a state are on several devices.
-    """
-    if isinstance(mixer, SSEMixer) and mixer.router == "keys" and state_heads(dims, mixer) < devices:
-        raise UsageError(
-            f"{devices} devices for {state_heads(dims, mixer)} states whose queries choose partitions (router: keys)",
-            expected="at most as many devices as states",
-            fix="lower the tensor parallel size, or convert with state_heads: query",
-        )
 
 
 def local_config(config: Any, dims: AttentionDims) -> Any:

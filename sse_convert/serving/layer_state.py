@@ -176,7 +176,7 @@ def window_heads(
 
 
 PER_TOKEN = (
-    "q", "k", "v", "log_decay", "router_logits", "read_logits", "shared", "write_strength", "shared_write_strength",
+    "q", "k", "v", "log_decay", "router_logits", "shared", "write_strength", "shared_write_strength",
 )  # fmt: skip
 """arguments of the operator that have a row for each token"""
 

@@ -17,8 +17,6 @@ from sse_convert.surgery.budget import Geometry
 
 SCORE_BYTES = 8
 """of a pair of tokens and a head, where attention writes scores out: what autograd keeps of them"""
-LOGIT_BYTES = 24
-"""of a token, a head and a partition, where keys choose: logits of writing and reading, their softmax and ranks"""
 STATE_CHUNK = 64
 """tokens per chunk of the torch backends, which keep one state per chunk"""
 
@@ -73,9 +71,6 @@ def _sse_bytes(geometry: Geometry, mixer: SSEMixer, element: int) -> float:
     slots = used + mixer.shared_partition
     operator = slots * (4 * (query + 2 * state + value) + 4 * state * dims.value_dim / STATE_CHUNK)
     routed = used * 4 * (query + state)
-    if mixer.router == "keys":  # a token is two to the kernels, made of copies of all its heads
-        operator, routed = 2 * operator, 2 * routed
-        routed += 2 * (element * (query + state + value) + 4 * state) + LOGIT_BYTES * heads * mixer.num_partitions
     sets, norms = 1 + mixer.shared_partition, 6 * geometry.qk_norm
     maps = sets * ((8 + norms) * state + norms * query) + element * (query + state)
     return operator + routed + maps + 4 * value + 16 * output

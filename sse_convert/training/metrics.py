@@ -18,8 +18,6 @@ HEALTH_EVERY = 10
 """optimizer steps between looks at the routers"""
 DEAD_SHARE = 0.01
 """a partition with less than this share of an even load is called dead"""
-_ROUTER = ("sse_router.weight", "sse_centroids", "sse_route_scale")
-"""ends of the names of what chooses partitions"""
 
 
 class MetricsLog:
@@ -115,8 +113,8 @@ def gradient_norm(parameters: list[nn.Parameter]) -> Tensor | None:
 
 
 def router_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The router weights of a prepared module; where keys choose partitions, the centroids and their scales."""
-    return [parameter for name, parameter in module.named_parameters() if name.endswith(_ROUTER)]
+    """The router weights of a prepared module."""
+    return [parameter for name, parameter in module.named_parameters() if name.endswith("sse_router.weight")]
 
 
 def whole(value: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def collapse_message(layer: int, load: list[float], step: int) -> str:
     busiest = f"{max(load):.0%} of its load is on one partition of {len(load)}"
     return (
         f"layer {layer}: router collapsed at step {step}, {busiest}; "
-        "lower the mixers' lr, or balance more: raise balance_coef, unless keys choose"
+        "lower the mixers' lr, or balance more: raise balance_coef"
     )
 
 

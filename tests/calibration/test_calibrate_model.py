@@ -20,7 +20,6 @@ from tests.modeling.tiny import VOCAB, tiny_source
 from tests.surgery.models import recipe_data, save_source, save_teacher, tokens
 
 MIXER = {"kind": "sse+sliding", "window": 4, "sinks": 2}
-BY_KEYS = {"kind": "sse", "qk_rank": 4, "advanced": {"router": "keys", "balance": "none"}}
 
 
 def hybrid(model_type: str = "llama") -> Any:
@@ -31,7 +30,7 @@ def hybrid(model_type: str = "llama") -> Any:
     ("model_type", "mixer", "dtype"),
     [
         ("llama", MIXER, torch.float32),
-        ("qwen3", BY_KEYS, torch.bfloat16),
+        ("qwen3", {"kind": "sse", "qk_rank": 4, "num_partitions": 6}, torch.bfloat16),
         ("gpt2", {"kind": "sse", "qk_rank": 4}, torch.float32),
         ("gpt_oss", MIXER, torch.float32),
     ],

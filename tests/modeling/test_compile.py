@@ -13,7 +13,7 @@ from tests.modeling.test_layer import KNOBS, model_with
 from tests.modeling.tiny import prompts, tiny_model
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    **{name: KNOBS[name] for name in ("paper", "gdn", "keys, delta")},
+    **{name: KNOBS[name] for name in ("paper", "gdn", "delta, separate")},
     "of nearly all": {"top_k": 3, "decay": "scalar", "rope": "keep"},
     "query heads, separate decays": {"state_heads": "query", "decay_params": "separate", "decay": "none"},
 }  # fmt: skip

@@ -39,16 +39,6 @@ KNOBS: dict[str, dict[str, Any]] = {
     "renormalised": {"top_k": 2, "gate": {"write": True, "read": True, "renormalise": True}},
     "delta": {"update": "delta", "k_feature_map": "l2"},
     "delta, separate": {"update": "delta", "decay_params": "separate", "decay": "none", "top_k": 2},
-    "keys": {"router": "keys", "balance": "none"},
-    "keys, delta": {
-        **{"router": "keys", "balance": "none", "num_partitions": 3, "top_k": 2, "state_heads": "query"},
-        **{"update": "delta", "k_feature_map": "l2", "gate": {"write": True, "read": True, "renormalise": True}},
-        **{"shared_partition": False, "qk_rank": 0},
-    },
-    "keys, no gate, rope": {
-        **{"router": "keys", "balance": "none", "rope": "keep", "top_k": 2},
-        "gate": {"write": False, "read": False},
-    },
     "gla": {"kind": "gla"},
     "gla, rope, query heads": {"kind": "gla", "rope": "keep", "state_heads": "query"},
     "gdn": {"kind": "gdn"},

@@ -178,27 +178,6 @@ def test_router_stats() -> None:
     assert not stats[0]["load"].requires_grad
 
 
-def test_router_stats_where_keys_choose() -> None:
-    """Loads of each head's partitions from the busiest, means of the heads, of one token in sixteen."""
-    keys = {"router": "keys", "balance": "none", "num_partitions": 5, "top_k": 2}
-    model = tiny_model("llama", ("sse", "full", "full", "full"), {"sse": {"kind": "sse", **keys}}).train()
-    layer, seen = model.sse_layers()[0], []
-    original = layer.choice_logits
-    layer.choice_logits = lambda *args: seen.append(original(*args)) or seen[-1]
-    ids, mask = prompts((70, 50))
-    model(ids, attention_mask=mask).logits.sum().backward()
-    stats = model.sse_router_stats()[0]
-    written = seen[0][0].detach()[::16]
-    choices = torch.zeros_like(written).scatter_(2, written.topk(2).indices, 1.0).mean(0)
-    torch.testing.assert_close(stats["load"], choices.sort(-1, descending=True).values.mean(0))
-    assert stats["load"].sum() == pytest.approx(2)
-    assert stats["entropy"] == pytest.approx(float(torch.special.entr(choices / 2).sum(-1).mean()), abs=1e-6)
-    assert stats["gate_mean"] == pytest.approx(float(written.softmax(-1).topk(2).values.mean()), abs=1e-6)
-    assert layer.trace.logits_TN.untyped_storage().nbytes() < 0.1 * seen[0][0].untyped_storage().nbytes()
-    assert layer.routing() is None
-    assert layer.balance_loss() is None
-
-
 @pytest.mark.parametrize(("model_type", "layers"), [("qwen3", LAYOUT), ("deepseek_v3", BESIDE)], ids=str)
 def test_copies_and_pickles_of_a_trained_model(model_type: str, layers: tuple[str, ...]) -> None:
     model = tiny_model(model_type, layers).train()

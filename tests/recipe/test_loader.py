@@ -1,10 +1,7 @@
 import dataclasses as dc
 import json
-import re
-from pathlib import Path
 
 import pytest
-import yaml
 
 from sse_convert.errors import RecipeError
 from sse_convert.mixers import BUILT_IN, SlidingMixer
@@ -162,14 +159,6 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         (
             {"mixers": {"sse": {"update": "delta", "k_feature_map": "silu"}}},
             "keys have norm 1 or less: use l2 or softmax",
-        ),
-        (
-            {"mixers": {"sse": {"advanced": {"router": "keys"}}}},
-            "mixers.sse: balance is 'aux_loss', with router: keys expected 'none'",
-        ),
-        (
-            {"mixers": {"paper": {"num_partitions": 1, "advanced": {"router": "keys", "balance": "none"}}}},
-            "mixers.paper: router is 'keys' and num_partitions is 1, expected 2 or more",
         ),
         ({"mixers": {"gdn": {"top_k": 2}}}, "mixers.gdn: top_k is 2, kind gdn has 1"),
         ({"mixers": {"gla": {"update": "delta"}}}, "mixers.gla: update is delta, kind gla has gla"),
@@ -396,10 +385,3 @@ def test_a_model_stands_for_a_recipe_that_names_it(tmp_path):
             recipe_or_model(missing)
     with pytest.raises(RecipeError, match="some/model without a recipe"):
         recipe_or_model("some/model", ["mixers.sliding.windw=32"])
-
-
-@pytest.mark.parametrize("name", ["sse", "sse+sliding"])
-def test_the_setting_that_the_page_prints_for_keys_is_one(name):
-    page = (Path(__file__).parents[2] / "docs/pages/concepts.md").read_text(encoding="utf-8")
-    [printed] = re.findall(r"`({qk_rank: 0, advanced: {router: keys.*?}})`", page, re.DOTALL)
-    assert recipe_from_dict(small(mixers={name: yaml.safe_load(printed)})).mixers[name].router == "keys"

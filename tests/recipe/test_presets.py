@@ -18,8 +18,8 @@ from tools.packaged_recipes import MODELS, packaged_text
 
 LARGEST = "llama-3.1-405b"
 """planned for its size; no recipe is"""
-LOCAL = ("teacher-qwen3-32m", "teacher-qwen3-32m-pure")
-"""recipes for checkpoints in ../shared"""
+LOCAL = ("teacher-qwen3-32m",)
+"""a recipe for a checkpoint in ../shared"""
 HEADS = ("smollm2-135m-heads",)
 """recipes that keep heads, on the model of another recipe"""
 SCRATCH = ("paper-600m",)

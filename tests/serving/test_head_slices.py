@@ -13,17 +13,16 @@ from sse_convert.mixers import SSEMixer, SSESlidingMixer
 from sse_convert.modeling.architectures import spec_for
 from sse_convert.modeling.attention_dims import AttentionDims, attention_dims
 from sse_convert.modeling.tensors import new_tensors
-from sse_convert.serving.head_slices import check_choices, local_config, local_dims, own_part
+from sse_convert.serving.head_slices import local_config, local_dims, own_part
 from sse_convert.serving.layer_state import ServedAttention
 from sse_convert.serving.ring import RingWindow
 from tests.modeling.tiny import VOCAB, tiny_model
 
 WINDOW = {"window": 5, "sinks": 2}
-KEYS = {"router": "keys", "balance": "none", "qk_rank": 0, "top_k": 2}
 CASES = {
     "a state for each query head": SSESlidingMixer(state_heads="query", update="delta", k_feature_map="l2", **WINDOW),
     "a state for each key-value head": SSESlidingMixer(decay="scalar", **WINDOW),
-    "keys of each query head": SSEMixer(**KEYS, state_heads="query"),
+    "a state for each query head, no window": SSEMixer(qk_rank=0, top_k=2, state_heads="query"),
     "separate decays": SSEMixer(qk_rank=0, decay_params="separate"),
 }
 
@@ -87,13 +86,3 @@ def test_heads_that_cannot_be_divided_are_refused() -> None:
     for devices in (3, 5, 8):
         with pytest.raises(UsageError, match=f"12 query heads and 4 key-value heads on {devices} devices"):
             local_dims(dims, devices)
-
-
-def test_queries_that_choose_together_stay_together() -> None:
-    """Those of one state choose by their sum, of which each of more devices would have a part."""
-    dims = attention_dims(tiny_model("qwen3", ("full",) * 4, {}).config)
-    check_choices(SSEMixer(**KEYS), dims, 2)
-    check_choices(SSEMixer(**KEYS, state_heads="query"), dims, 4)
-    check_choices(SSEMixer(), dims, 4)
-    with pytest.raises(UsageError, match="4 devices for 2 states"):
-        check_choices(SSEMixer(**KEYS), dims, 4)

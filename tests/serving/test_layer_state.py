@@ -18,7 +18,6 @@ MIXERS = {
     "rope": SSEMixer(rope="keep", qk_rank=4),
     "beside a window": SSESlidingMixer(**DELTA, qk_rank=4, window=5, sinks=2),
     "no sinks": SSESlidingMixer(qk_rank=4, window=4, sinks=0),
-    "keys": SSESlidingMixer(**DELTA, router="keys", balance="none", qk_rank=4, window=5, sinks=2, top_k=2),
     "window": SlidingMixer(window=5, sinks=2),
 }
 LENGTHS = (23, 9, 1)

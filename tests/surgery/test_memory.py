@@ -37,7 +37,6 @@ SIZES = {
     "head_dim": 32,
     "max_position_embeddings": 2048,
 }
-KEYS = {"router": "keys", "balance": "none", "shared_partition": False, "qk_rank": 0}
 MIXERS = [
     None,
     {"kind": "sse"},
@@ -46,8 +45,6 @@ MIXERS = [
     {"kind": "gla"},
     {"kind": "gdn"},
     {"kind": "sse", "update": "delta", "k_feature_map": "l2"},
-    {"kind": "sse", **KEYS},
-    {"kind": "sse", **KEYS, "update": "delta", "k_feature_map": "l2", "top_k": 2, "state_heads": "query"},
     {"kind": "sliding", "window": 64},
     {"kind": "sse+sliding", "window": 64},
 ]

@@ -105,19 +105,6 @@ def test_distill_lowers_the_divergence_and_logs_health(train):
     assert record["balance"] > 0
 
 
-def test_a_log_tells_how_evenly_keys_choose(make, train, tmp_path):
-    keys = {"router": "keys", "balance": "none", "num_partitions": 6, "top_k": 2, "qk_rank": 0}
-    recipe = make(("distill", {"tokens": 1024}), mixers={**MIXERS, "sse": keys})
-    convert_checkpoint(recipe, tmp_path / "model")
-    folder, _ = train("distill", recipe=recipe, checkpoint=tmp_path / "model")
-    record = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
-    load = record["routers"]["0"]["load"]
-    assert len(load) == 6
-    assert load == sorted(load, reverse=True)
-    assert sum(load) == pytest.approx(1)
-    assert 0 < record["load_entropy"] <= 1
-
-
 def test_uptrain_lowers_the_loss(train):
     _, report = train("uptrain", tokens=4096)
     assert report.loss_last < report.loss_first - 0.5

@@ -14,7 +14,7 @@ from sse_convert.mixers import BY_LAYER, Mixer, SSEMixer
 from sse_convert.modeling.arch_spec import DELTA
 from sse_convert.modeling.attention_dims import LINEAR, AttentionDims, attention_dims
 from sse_convert.modeling.configuration import layer_mixers, spec_of
-from sse_convert.serving.head_slices import check_choices, local_dims
+from sse_convert.serving.head_slices import local_dims
 from sse_convert.serving.layer_state import state_shapes
 
 SERVED = {
@@ -167,8 +167,6 @@ def local_attention(vllm_config: Any) -> AttentionDims:
 
 def layer_state(vllm_config: Any, mixer: Mixer) -> LayerState:
     """What a request keeps of a layer: states in the type that was asked for, rings in the model's."""
-    devices = vllm_config.parallel_config.tensor_parallel_size
-    check_choices(mixer, attention_dims(vllm_config.model_config.hf_config), devices)
     shapes = state_shapes(local_attention(vllm_config), mixer)
     of_states, of_rings = STATE_TYPES[vllm_config.cache_config.mamba_ssm_cache_dtype], vllm_config.model_config.dtype
     kinds = (of_states,) * isinstance(mixer, SSEMixer) + (of_rings,)
