@@ -48,11 +48,9 @@ def select(
     out: Path | str = "out/select",
     *,
     text: Path | str | None = None,
-    stand_in: str | None = None,
     tokens: int | None = None,
     length: int | None = None,
     samples: int | None = None,
-    recall_weight: float = 1.0,
     device: str | None = None,
     overrides: Sequence[str] | None = None,
 ) -> "SelectReport":
@@ -64,14 +62,11 @@ def select(
         keep: layers to keep; unset: as many as the recipe's `layers.select` says.
         out: folder for scores, the recipe fragment and the report; an interrupted run is continued.
         text: file or folder to use in place of the recipe's `data.train`.
-        stand_in: mixer that replaces layers while choosing, untrained: a kind, or one of the recipe's; unset: a window
-            as wide as that beside SSE.
         tokens: running text to predict; unset: 8,192 or one row.
         length: tokens per row; unset: those of the recipe's longest rows, 1,024 to 4,096. Where that would take a CPU
             more than a few minutes: 1,024, with half of the text and of the samples, and layers are ranked by one pass
             over attention instead of greedily.
         samples: needle (or copy) rows; unset: 16.
-        recall_weight: recall beside text, both in nats per token.
         device: such as cuda:1 or cpu; unset picks the accelerator, or the CPU.
         overrides: `a.b=c` assignments (for a file, a name or a model).
 
@@ -93,11 +88,9 @@ def select(
             recipe,
             teacher,
             keep=keep,
-            stand_in=stand_in,
             tokens=tokens,
             length=length,
             samples=samples,
-            recall_weight=recall_weight,
             device=device,
         )
     own = None if text is None else Path(text)

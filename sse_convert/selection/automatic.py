@@ -13,9 +13,10 @@ from sse_convert.console import say
 from sse_convert.data.rows import text_digests
 from sse_convert.recipe.choosing import METHODS, chosen_recipe, open_choice, probe_rows
 from sse_convert.recipe.schema import Recipe
-from sse_convert.selection.from_recipe import STAND_IN, read_for_selection, settings_for
+from sse_convert.selection.from_recipe import read_for_selection, settings_for
 from sse_convert.selection.select import select_layers
 from sse_convert.selection.selection_report import SelectReport
+from sse_convert.selection.setup import STAND_IN
 from sse_convert.selection.team import ALONE, Team
 from sse_convert.surgery.plan import make_plan
 

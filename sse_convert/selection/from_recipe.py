@@ -16,14 +16,12 @@ from sse_convert.recipe.choosing import ProbeRows, open_choice, probe_rows, rows
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import time_in_words
 from sse_convert.selection.select import replacement
-from sse_convert.selection.setup import SHORTEST_ROW, WINDOWS, SelectSettings, known_mixers
+from sse_convert.selection.setup import SHORTEST_ROW, STAND_IN, WINDOWS, SelectSettings, known_mixers
 from sse_convert.surgery.choice_cost import Effort, choice_effort, cpu_hours
 from sse_convert.surgery.plan import geometry_of
 
 TOLD = 1 / 60
 """hours of a CPU from which on they are told"""
-STAND_IN = "sliding"
-"""name of the mixer that replaces layers while choosing"""
 
 
 def settings_for(
@@ -31,11 +29,9 @@ def settings_for(
     teacher: Teacher,
     *,
     keep: int | None = None,
-    stand_in: str | None = None,
     tokens: int | None = None,
     length: int | None = None,
     samples: int | None = None,
-    recall_weight: float = 1.0,
     device: str | None = None,
 ) -> tuple[Recipe, SelectSettings]:
     """Settings of a selection, those that are None as the recipe has them, and the recipe as it reads them. What takes
@@ -45,11 +41,9 @@ def settings_for(
         recipe: with or without `layers.select`.
         teacher: the recipe's model.
         keep: layers to keep.
-        stand_in: mixer that replaces layers while choosing.
         tokens: running text to predict.
         length: tokens per row.
         samples: recall rows.
-        recall_weight: recall beside text, both in nats per token.
         device: that measures; a CPU that would take long measures less, where no length is asked for.
 
     Raises:
@@ -88,13 +82,11 @@ def settings_for(
         method=effort.method,
         tries=effort.tries,
         light=effort.light,
-        stand_in=stand_in or STAND_IN,
         tokens=rows.text * rows.length if tokens is None else tokens,
         length=rows.length,
         samples=rows.recall if samples is None else samples,
-        recall_weight=recall_weight,
     )
-    return read_for_selection(recipe, rows, windows=stand_in is None), settings
+    return read_for_selection(recipe, rows), settings
 
 
 def _tell(chosen: str, effort: Effort, teacher: Teacher) -> None:
@@ -113,13 +105,11 @@ def _asking(recipe: Recipe, keep: int | None) -> Recipe:
     return dc.replace(recipe, layers=dc.replace(recipe.layers, select=select))
 
 
-def read_for_selection(recipe: Recipe, rows: ProbeRows, *, windows: bool = True) -> Recipe:
-    """The recipe as a selection reads it: training text, so that held-out text decides nothing, and with `windows` a
-    stand-in as wide as the window beside SSE, at most a quarter of a row."""
+def read_for_selection(recipe: Recipe, rows: ProbeRows) -> Recipe:
+    """The recipe as a selection reads it: training text, so that held-out text decides nothing, and a stand-in as wide
+    as the window beside SSE, at most a quarter of a row."""
     sources = recipe.data.train or recipe.data.valid
     recipe = dc.replace(recipe, data=dc.replace(recipe.data, valid=sources))
-    if not windows:
-        return recipe
     mixers = known_mixers(recipe)
     beside = mixers[replacement(recipe)]
     window = beside if isinstance(beside, WindowMixer) else mixers[STAND_IN]

@@ -57,10 +57,6 @@ class Measurement:
     """tokens the model read"""
     seconds: float
 
-    def loss(self, recall_weight: float) -> float:
-        """Text loss plus weighted recall loss."""
-        return self.text_loss + recall_weight * self.recall_loss
-
     def kl(self, recall_weight: float) -> float:
         """Text KL plus weighted recall KL."""
         return self.text_kl + recall_weight * self.recall_kl

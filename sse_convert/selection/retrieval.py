@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sse_convert.compat import attending_by
-from sse_convert.mixers import SlidingMixer, WindowMixer
+from sse_convert.mixers import SlidingMixer
 from sse_convert.modeling.window.window_attention import WindowConfig
 from sse_convert.selection.choice import Choice
 from sse_convert.selection.measure import Meter, passes, scored_hidden
@@ -48,7 +48,7 @@ def retrieval(meter: Meter, keep: int, tries: int) -> Choice:
 def retrieval_scores(meter: Meter) -> dict[int, float]:
     """Score of each layer, or head, of the rows that the meter asks."""
     rows, swap = meter.probe.recall[meter.recall], meter.swap
-    watch = _Watch(swap.mixer if isinstance(swap.mixer, WindowMixer) else SlidingMixer())
+    watch = _Watch(swap.window)
     with swap.keeping(meter.layers) as model, _watched(model, watch):
         for part in passes(rows, model.device):
             watch.rows = Rows(part.ids.to(model.device), part.asked.to(model.device))
@@ -71,7 +71,7 @@ class _Watch:
         mixer: whose window and sinks are not far.
     """
 
-    def __init__(self, mixer: WindowMixer) -> None:
+    def __init__(self, mixer: SlidingMixer) -> None:
         self.window, self.sinks = mixer.window, mixer.sinks
         self.rows: Rows | None = None
         self.copied: dict[int, Tensor] = {}

@@ -61,7 +61,7 @@ def select_layers(
         if team.leads:
             held.enter_context(run_lock(out))
             meter.bar = held.enter_context(progress(f"choosing {'heads' if meter.span > 1 else 'layers'}", most))
-        recall, nothing = settle_recall(meter, settings.recall_weight)
+        recall, nothing = settle_recall(meter)
         if try_teacher and team.leads:
             for warning in guess_warnings(meter.measure(meter.layers).text_loss, setup.teacher.text.vocab_size):
                 say(f"warning: {warning}")
@@ -93,14 +93,13 @@ def select_layers(
     return report
 
 
-def settle_recall(meter: Meter, weight: float) -> tuple[str, Measurement]:
+def settle_recall(meter: Meter) -> tuple[str, Measurement]:
     """Find recall rows that this teacher answers, or at least answers better than without any far attention; text alone
     where there are none.
 
     Returns:
         What was settled on and why, and the model with every layer replaced.
     """
-    meter.recall_weight = weight
     tried: dict[str, Measurement] = {}
     for kind in meter.probe.recall:
         meter.recall = kind

@@ -13,7 +13,7 @@ from sse_convert.checkpoints.load_model import context_limit, device_name, load_
 from sse_convert.checkpoints.run_lock import LOCK
 from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.errors import CheckpointError, DataError, OutputError, UsageError
-from sse_convert.mixers import BUILT_IN, Mixer, SlidingMixer, WindowMixer, mixer_to_dict
+from sse_convert.mixers import BUILT_IN, Mixer, SlidingMixer, mixer_to_dict
 from sse_convert.recipe.choosing import TRIES
 from sse_convert.recipe.schema import Recipe, Source
 from sse_convert.selection.choice import Choice
@@ -26,6 +26,8 @@ from sse_convert.selection.team import ALONE, Team
 from sse_convert.surgery.cpu_speed import fast_in_bfloat16
 from sse_convert.training.stage_record import refuse_changes
 
+STAND_IN = "sliding"
+"""name of the mixer that replaces layers while choosing, untrained"""
 METHODS: dict[str, Callable[[Meter, int, int], Choice]] = {"greedy": greedy, "retrieval": retrieval}
 WINDOWS = 4
 """that a row must hold at least, so that there is something they do not see"""
@@ -53,16 +55,12 @@ class SelectSettings:
     """units that each may take the place of a kept one, of the method retrieval"""
     light: bool = False
     """measure less on a CPU (`surgery.choice_cost`), in the model's stored type where the CPU is fast in bfloat16"""
-    stand_in: str = "sliding"
-    """mixer that replaces layers while choosing, untrained"""
     tokens: int = 8192
     """running text to predict"""
     length: int = 1024
     """tokens per row"""
     samples: int = 16
     """recall rows"""
-    recall_weight: float = 1.0
-    """recall beside text, both in nats per token"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +69,7 @@ class Setup:
 
     meter: Meter
     teacher: Teacher
-    stand_in: Mixer
+    stand_in: SlidingMixer
     conditions: dict[str, Any]
     """device, dtype and text, for reports"""
 
@@ -93,7 +91,9 @@ def set_up(
     place = pick_device(device)
     teacher = teacher or open_teacher(recipe.model, recipe.revision)
     among = tuple(range(teacher.num_layers)) if settings.among is None else settings.among
-    stand_in = _checked(recipe, settings, teacher, among)
+    _check(settings, teacher, among)
+    stand_in = known_mixers(recipe)[STAND_IN]
+    assert isinstance(stand_in, SlidingMixer)
     sources = _sources(recipe, text)
     probe = make_probe(
         recipe,
@@ -112,7 +112,7 @@ def set_up(
 
     def load() -> Swap:
         model = load_model(recipe.model, revision=recipe.revision, device=str(place), dtype=dtype)
-        return Swap(model, stand_in, recipe, probe.text.ids, among, settings.span)
+        return Swap(model, stand_in, among, settings.span)
 
     units = among if settings.units is None else settings.units
     return Setup(
@@ -144,18 +144,18 @@ def check_recall(span: int, recall_weight: float) -> None:
     """Make sure that there is recall where heads are ranked by it.
 
     Raises:
-        UsageError: heads are to be chosen, and recall has weight 0.
+        UsageError: heads are to be chosen, and the teacher recalls nothing.
     """
     if span > 1 and recall_weight == 0:
         raise UsageError(
-            "heads are ranked by recall, and recall has weight 0: text alone decides",
-            expected="a teacher that recalls something, and a weight of recall above 0",
+            "heads are ranked by recall, and the teacher recalls nothing: text alone decides",
+            expected="a teacher that recalls something",
             fix="choose layers instead, with select: {by: layers} in the recipe",
         )
 
 
-def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher, among: tuple[int, ...]) -> Mixer:
-    """The stand-in, after a look at everything that can be found wrong without text."""
+def _check(settings: SelectSettings, teacher: Teacher, among: tuple[int, ...]) -> None:
+    """Look at everything that can be found wrong without text."""
     layers, limit = teacher.num_layers, context_limit(teacher.config)
     if not set(among) <= set(teacher.softmax_layers):
         raise CheckpointError(
@@ -163,12 +163,6 @@ def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher, among: 
             expected="softmax attention in every layer to choose from: select swaps each of them",
             fix=f"give a recipe with layers.select whose pattern converts layers {teacher.softmax_layers} alone",
         )
-    known = known_mixers(recipe)
-    if settings.stand_in not in known:
-        raise UsageError(f"stand-in is {settings.stand_in!r}", expected=f"one of {', '.join(known)}")
-    stand_in = known[settings.stand_in]
-    windows = WINDOWS * (stand_in.window + stand_in.sinks) if isinstance(stand_in, WindowMixer) else 0
-    shortest = max(SHORTEST_ROW, windows)
     units, what = settings.units or among, "layers" if settings.span == 1 else "heads"
     if not 1 <= settings.keep < len(units):
         raise UsageError(
@@ -176,34 +170,17 @@ def _checked(recipe: Recipe, settings: SelectSettings, teacher: Teacher, among: 
             expected=f"1 to {len(units) - 1}: there are {len(units)} {what} to choose from",
             fix="change --keep",
         )
-    if settings.span > 1 and not isinstance(stand_in, SlidingMixer):
+    if not SHORTEST_ROW <= settings.length <= (limit or settings.length):
+        bound = "" if limit is None else f", and at most the context of {limit}"
         raise UsageError(
-            f"stand-in is {settings.stand_in!r}, and heads are chosen",
-            expected="a window in place of the other heads",
-            fix="choose with --stand-in sliding",
+            f"length is {settings.length}",
+            expected=f"{SHORTEST_ROW} or more{bound}",
+            fix=f"give --length {max(SHORTEST_ROW, min(settings.length, limit or settings.length))}",
         )
-    if not shortest <= settings.length <= (limit or settings.length):
-        raise _unfit_length(settings, stand_in, shortest, limit)
     if settings.samples < 1:
         raise UsageError(f"samples is {settings.samples}", expected="at least 1")
     if settings.tokens < settings.length:
         raise UsageError(f"tokens is {settings.tokens}", expected=f"at least one row ({settings.length})")
-    if settings.recall_weight < 0:
-        raise UsageError(f"recall_weight is {settings.recall_weight}", expected="0 or more")
-    check_recall(settings.span, settings.recall_weight)
-    return stand_in
-
-
-def _unfit_length(settings: SelectSettings, stand_in: Mixer, shortest: int, limit: int | None) -> UsageError:
-    """Rows that are too short for the stand-in's window, or longer than the context, with options that do."""
-    most = min(settings.length, limit or settings.length)
-    reason, fix = "", f"give --length {max(most, shortest)}"
-    if isinstance(stand_in, WindowMixer) and SHORTEST_ROW <= most < shortest:
-        reason = " (four windows, so that there is something they do not see)"
-        smaller = f"--length {most} --set mixers.{settings.stand_in}.window={max(1, most // 8)}"
-        fix = f"give a smaller window: {smaller}" if shortest > (limit or shortest) else f"{fix}, or {smaller}"
-    bound = "" if limit is None else f", and at most the context of {limit}"
-    return UsageError(f"length is {settings.length}", expected=f"{shortest} or more{reason}{bound}", fix=fix)
 
 
 def known_mixers(recipe: Recipe) -> dict[str, Mixer]:
@@ -231,7 +208,6 @@ def _inputs(
     recipe: Recipe, stand_in: Mixer, probe: Probe, place: torch.device, dtype: torch.dtype, span: int
 ) -> dict[str, Any]:
     """All that a measurement depends on; the method and its settings are not among it."""
-    recurrent = not isinstance(stand_in, SlidingMixer)
     return {
         "model": checkpoint_identity(recipe.model, recipe.revision),
         "stand_in": mixer_to_dict(stand_in),
@@ -239,7 +215,6 @@ def _inputs(
         "probe": data_digest(probe.fingerprint()),
         "device": place.type,
         "dtype": str(dtype),
-        "calibrate": [dc.asdict(recipe.calibrate), recipe.train.seed] if recurrent else None,
     }
 
 

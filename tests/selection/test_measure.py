@@ -20,9 +20,9 @@ from tests.selection.conftest import RETRIEVES, TEACHER
 
 
 @pytest.fixture(scope="module")
-def swap(recipe, probe):
+def swap():
     model = load_model(TEACHER, dtype=torch.float32, device="cpu")
-    return Swap(model, SlidingMixer(window=32, sinks=4), recipe, probe.text.ids)
+    return Swap(model, SlidingMixer(window=32, sinks=4))
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 import csv
 import dataclasses as dc
 import json
-import re
-import shutil
 
 import pytest
 import torch
@@ -17,7 +15,6 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError, TrainingError, UsageError
-from sse_convert.mixers import BUILT_IN
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe import load_recipe, recipe_from_dict
 from sse_convert.recipe.pattern import resolve
@@ -31,8 +28,8 @@ from sse_convert.surgery.cpu_speed import fast_in_bfloat16
 from tests.selection.conftest import RETRIEVES, TEACHER, TEXT
 from tests.surgery.models import save_source
 
-SMALL = {"text": TEXT, "stand_in": "sliding", "length": 256, "tokens": 512, "samples": 6, "device": "cpu"}
-WINDOW = ["mixers.sliding.window=32"]
+SMALL = {"text": TEXT, "length": 256, "tokens": 512, "samples": 6, "device": "cpu"}
+WINDOW = ["mixers.sse+sliding.window=32"]
 
 
 def choose(out, keep=1, source=TEACHER, overrides=WINDOW, **changes):
@@ -141,19 +138,11 @@ def test_an_interrupted_run_goes_on(done, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("changes", "key"),
-    [({"samples": 5}, "probe"), ({"overrides": ["mixers.sliding.window=24"]}, "stand_in.window")],
+    [({"samples": 5}, "probe"), ({"overrides": ["mixers.sse+sliding.window=24"]}, "stand_in.window")],
 )
 def test_changed_inputs_are_refused(done, changes, key):
     with pytest.raises(TrainingError, match=f"made from other inputs:\n  {key} was"):
         choose(done[0], **changes)
-
-
-def test_untrained_sse_can_stand_in(tmp_path):
-    few = "mixers.sse={qk_rank: 4, num_partitions: 3, top_k: 1, update: gla, k_feature_map: softmax}"
-    smaller = {"overrides": [few], "tokens": 256, "samples": 2}
-    report = choose(tmp_path / "out", stand_in="sse", **smaller)
-    assert report.stand_in["qk_rank"] == 4
-    assert report.chosen.measured.loss(1.0) < report.nothing.loss(1.0)  # text and recall, by which it was chosen
 
 
 @pytest.fixture
@@ -182,7 +171,7 @@ def test_without_recall_no_heads_are_ranked(random_teacher, tmp_path):
     asked = {"recipe_version": 1, "model": str(random_teacher["source"]), "export": {"dir": str(tmp_path / "x")}}
     asked["mixers"] = {"sliding": {"window": 8}}
     asked = recipe_from_dict({**asked, "layers": {"select": {"keep": 1, "by": "heads"}}})
-    with pytest.raises(UsageError, match="heads are ranked by recall, and recall has weight 0"):
+    with pytest.raises(UsageError, match="heads are ranked by recall, and the teacher recalls nothing"):
         choose(tmp_path / "out", **{**random_teacher, "source": asked, "keep": None, "overrides": None})
 
 
@@ -201,14 +190,6 @@ def test_the_bar_ends_where_the_work_does(random_teacher, tmp_path, monkeypatch)
     assert bars[-1]._done == bars[-1]._total
 
 
-def test_weight_zero_leaves_recall_out_though_the_teacher_recalls(done, tmp_path):
-    out, _ = done
-    again = choose(shutil.copytree(out, tmp_path / "out"), recall_weight=0.0)
-    assert again.recall.startswith("needles")
-    saved = again.nothing.text_kl - again.chosen.measured.text_kl
-    assert again.chosen.scores[again.chosen.kept[0]] == pytest.approx(saved + again.nothing.text_kl)
-
-
 @pytest.fixture
 def meter_of(recipe, probe, tmp_path):
     """A meter of the demo's teacher, as if it answered only the named kinds."""
@@ -220,7 +201,7 @@ def meter_of(recipe, probe, tmp_path):
 
     def load():
         model = load_model(TEACHER, dtype=torch.float32, device="cpu")
-        return Swap(model, recipe.mixers["sliding"], recipe, probe.text.ids)
+        return Swap(model, recipe.mixers["sliding"])
 
     kinds = []
 
@@ -233,7 +214,7 @@ def meter_of(recipe, probe, tmp_path):
 
 def test_copies_stand_in_for_needles(meter_of):
     meter = meter_of("copy")
-    why, nothing = settle_recall(meter, 1.0)
+    why, nothing = settle_recall(meter)
     assert why.startswith("copies of random tokens: the teacher answers 0% of needles, ")
     assert nothing.probe == "copy"
     assert setup.METHODS["greedy"](meter, 1).kept == (RETRIEVES,)
@@ -242,7 +223,7 @@ def test_copies_stand_in_for_needles(meter_of):
 def test_a_form_that_is_hardly_answered_decides_where_it_suffers_most(meter_of):
     """Each wording of a teacher of its own kind: recall decides by the likelihood of answers."""
     meter = meter_of()
-    why, nothing = settle_recall(meter, 1.0)
+    why, nothing = settle_recall(meter)
     assert why.startswith("needles, answered at 0.0")
     assert (nothing.probe, meter.recall_weight) == ("needle", 1.0)
     assert setup.METHODS["greedy"](meter, 1).kept == (RETRIEVES,)
@@ -253,15 +234,12 @@ def test_a_form_that_is_hardly_answered_decides_where_it_suffers_most(meter_of):
     [
         ({"keep": 6}, UsageError, "keep is 6"),
         ({"keep": 0}, UsageError, "keep is 0"),
-        ({"stand_in": "mamba"}, UsageError, "stand-in is 'mamba'"),
-        ({"length": 100}, UsageError, "length is 100"),
         ({"length": 10**6}, UsageError, "length is 1000000"),
         ({"tokens": 100}, UsageError, "tokens is 100"),
         ({"samples": 0}, UsageError, "samples is 0"),
-        ({"recall_weight": -1.0}, UsageError, "recall_weight is -1.0"),
         ({"text": None}, DataError, "no text to choose layers by"),
         ({"keep": None}, UsageError, "how many layers stay softmax attention is not said"),
-        ({"stand_in": None, "length": 63}, UsageError, "length is 63"),
+        ({"length": 63}, UsageError, "length is 63"),
         ({"text": "nowhere.txt"}, DataError, "nowhere.txt does not exist"),
         ({"overrides": ["mixers.sliding.windw=3"]}, RecipeError, "did you mean 'window'"),
     ],
@@ -273,27 +251,9 @@ def test_mistakes_are_found_before_the_model_is_loaded(tmp_path, monkeypatch, ch
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("length", "limit", "fix"),
-    [
-        (1024, 512, "give a smaller window: --length 512 --set mixers.sliding.window=64"),
-        (4096, 2048, "give --length 2048"),
-        (100, 2048, "give --length 528, or --length 100 --set mixers.sliding.window=12"),
-    ],
-)
-def test_a_length_that_does_not_fit_has_a_fix_that_does(length, limit, fix):
-    settings, window = setup.SelectSettings(keep=1, length=length), BUILT_IN["sliding"]
-    shortest = setup.WINDOWS * (window.window + window.sinks)
-    error = setup._unfit_length(settings, window, shortest, limit)
-    assert error.fix == fix
-    told = dict(re.findall(r"(--length|window=)\s?(\d+)", fix.rpartition(", or ")[2]))
-    window = int(told.get("window=", window.window))
-    assert setup.WINDOWS * (window + 4) <= int(told["--length"]) <= limit
-
-
 def test_rows_below_the_shortest_are_told_the_shortest(tmp_path):
     with pytest.raises(UsageError, match="length is 63") as caught:
-        choose(tmp_path / "out", stand_in=None, length=63)
+        choose(tmp_path / "out", length=63)
     assert caught.value.fix == "give --length 64"
 
 
@@ -315,7 +275,7 @@ def test_command_with_a_recipe(tmp_path, capsys):
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     arguments = ["select", str(tmp_path / "recipe.yaml"), "--keep", "1", "-o", str(tmp_path / "out"), "--json"]
-    arguments += ["--stand-in", "narrow", "--length", "256", "--tokens", "256", "--samples", "3"]
+    arguments += ["--length", "256", "--tokens", "256", "--samples", "3"]
     assert run_app(app, arguments) == 0
     result = json.loads(capsys.readouterr().out)["result"]
     assert result["choices"][0]["kept"] == [RETRIEVES]

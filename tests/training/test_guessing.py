@@ -25,7 +25,7 @@ def commands(make, converted, tmp_path):
     out = tmp_path / "made"
     stages = {"align": api.align, "distill": api.distill, "uptrain": api.uptrain}
     return {
-        "select": functools.partial(api.select, make(), 1, out, stand_in="sliding", **SMALL),
+        "select": functools.partial(api.select, make(), 1, out, **SMALL),
         "convert": functools.partial(api.convert, make(), out),
         "convert and choose": functools.partial(api.convert, make(**SELECT), out),
         "calibrate": functools.partial(api.calibrate, make(**CALIBRATE), converted, out),
