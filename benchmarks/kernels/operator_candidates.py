@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.kernels import operator_engines, operator_slots
 from benchmarks.kernels import operator_published as published
-from benchmarks.kernels import operator_slots
 from benchmarks.kernels.operator_cases import (
     CUDNN,
     DELTA_SLOTS,
+    ENGINES,
     FLASH,
     GLA,
     GLA_SLOTS,
@@ -56,13 +57,17 @@ def problem(candidate: str, x: Inputs) -> Problem:
         given = operator_slots.slots(candidate, x)
         return Problem(leaves=given.leaves, d_o=given.d_o, run=given.run, exact=given.exact, kind=candidate)
     return Problem(
-        leaves=x.leaves, d_o=x.d_o, run=_ours(x) if candidate == OURS else _published(candidate, x),
-        exact=lambda t: sse(t, x, "varlen"), kind="sse",
+        leaves=x.leaves, d_o=x.d_o, run=_whole(candidate, x), exact=lambda t: sse(t, x, "varlen")[0], kind="sse",
     )  # fmt: skip
 
 
-def _ours(x: Inputs) -> Callable[[], Tensor]:
-    return lambda: sse(x.leaves, x, "triton")
+def _whole(candidate: str, x: Inputs) -> Callable[[], Tensor]:
+    if candidate == OURS:
+        return lambda: sse(x.leaves, x, "triton")[0]
+    if candidate in ENGINES:
+        attend = operator_slots.library(ENGINES[candidate])
+        return lambda: operator_engines.run(x, attend)
+    return _published(candidate, x)
 
 
 def _published(candidate: str, x: Inputs) -> Callable[[], Tensor]:
@@ -71,14 +76,23 @@ def _published(candidate: str, x: Inputs) -> Callable[[], Tensor]:
     return lambda: run(x, attend)
 
 
-def sse(t: Leaves, x: Inputs, backend: str) -> Tensor:
-    """Our operator on leaves like those of the inputs; o [T, Hq, V]."""
+def sse(
+    t: Leaves, x: Inputs, backend: str, state: Tensor | None = None, cu_seqlens: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Our operator on leaves like those of the inputs: o [T, Hq, V], and the state where one is given, overwritten."""
+    shared = (t["shared q"], t["shared k"], of_channels(t, "shared log_decay")) if x.case.shared else None
     return sse_attention(
-        t["q"], t["k"], t["v"], t["log_decay"], t["router_logits"],
-        (t["shared q"], t["shared k"], t["shared log_decay"]),
-        top_k=x.case.top_k, cu_seqlens=x.cu_seqlens, max_seqlen=max(x.case.lengths), backend=backend,
+        t["q"], t["k"], t["v"], of_channels(t, "log_decay"), t["router_logits"], shared,
+        top_k=x.case.top_k, cu_seqlens=x.cu_seqlens if cu_seqlens is None else cu_seqlens,
+        max_seqlen=max(x.case.lengths), backend=backend,
         k_map=x.case.k_map, decay_normalizer=x.case.normalizer, write_strength=t.get("write_strength"),
-    )[0]  # fmt: skip
+        initial_state=state, output_final_state=state is not None, inplace_state=state is not None,
+    )  # fmt: skip
+
+
+def of_channels(t: Leaves, name: str) -> Tensor:
+    """Decays [T, H, D] of leaves that have one for each channel, or one for all."""
+    return t[name] if t[name].dim() == 3 else t[name][..., None].expand_as(t["k"])
 
 
 def fla_attend(*, recurrent: bool = False, states: bool = False) -> published.Attend:

@@ -14,10 +14,13 @@ GLA, GLA_TWICE = "gla", "gla-2x"
 FLASH, CUDNN = "flash", "cudnn"
 RECURRENT, FLA_STEP = "torch-recurrent", "fla-recurrent"
 GLA_SLOTS, KDA_SLOTS, GDN_SLOTS, FLASH_QLA = "gla-slots", "kda-slots", "gdn-slots", "flash-qla"
+KDA_ENGINE, GDN_ENGINE, QLA_ENGINE = "kda-engine", "gdn-engine", "flash-qla-engine"
+ENGINES = {KDA_ENGINE: KDA_SLOTS, GDN_ENGINE: GDN_SLOTS, QLA_ENGINE: FLASH_QLA}
+"""SSE over the delta rule, ordering included, and the library whose function does the rest"""
 SSE = (OURS, VARLEN, MASK, LOOP)
 DELTA_SLOTS = (KDA_SLOTS, GDN_SLOTS, FLASH_QLA)
 """of the delta rule, the last two with one decay per head"""
-CANDIDATES = (*SSE, GLA, GLA_TWICE, FLASH, CUDNN, RECURRENT, FLA_STEP, GLA_SLOTS, *DELTA_SLOTS)
+CANDIDATES = (*SSE, GLA, GLA_TWICE, FLASH, CUDNN, RECURRENT, FLA_STEP, GLA_SLOTS, *DELTA_SLOTS, *ENGINES)
 
 TARGET_TOKENS = (2**16, 2**18, 2**13, 2**10)
 """first, so that a run that is cut off has them; and 64k before all, since fla tunes its kernels on their first call"""
@@ -53,6 +56,10 @@ class Case:
     """of gate logits in bfloat16; None for log decays in float32"""
     delta: bool = False
     """whether states are written by the delta rule"""
+    shared: bool = True
+    """whether there is a shared partition"""
+    scalar: bool = False
+    """one decay for all channels of a head"""
     strong: float = 0.0
     """share of the chunks of 64 tokens whose decays are too strong for the fast path"""
 
@@ -142,10 +149,39 @@ def _models() -> list[Case]:
     return cases
 
 
+def _engine_settings() -> list[dict[str, Any]]:
+    """Heads of SmolLM2 and of Qwen3-0.6B under the recommended mixer (one state for each query head, which a document
+    begins anew) and under 16 partitions and a shared one; with the mixer's decays, and with one for each head."""
+    own: dict[str, Any] = {"delta": True, "k_map": "l2", "normalizer": 16.0}
+    states: dict[str, dict[str, Any]] = {"one state": {"partitions": 1, "shared": False}, "N = 16": {"partitions": 16}}
+    models = {"SmolLM2": (9, 64), "Qwen3-0.6B": (16, 128)}
+    return [
+        {**own, **state, "scalar": scalar, "heads": heads, "query_heads": heads, "dim": dim, "note": f"{model}, {kind}"}
+        for kind, state in states.items() for scalar in (False, True) for model, (heads, dim) in models.items()
+    ]  # fmt: skip
+
+
+def _engines() -> list[Case]:
+    documents = next(case for case in _short()).lengths
+    rows = [_halves(2**15), _halves(2**18), _halves(2**12), documents, _halves(2**16), _halves(2**14)]
+    return [Case(group="engines", lengths=lengths, candidates=(OURS, *_engines_of(settings)), **settings)
+            for lengths in rows for settings in _engine_settings()]  # fmt: skip
+
+
+def _engines_of(settings: dict[str, Any]) -> tuple[str, ...]:
+    """Those whose decays are the setting's; FlashQLA has kernels for heads of 128."""
+    if not settings["scalar"]:
+        return (KDA_ENGINE,)
+    return (GDN_ENGINE, QLA_ENGINE) if settings["dim"] == 128 else (GDN_ENGINE,)
+
+
 def _decode() -> list[Case]:
     everyone = (VARLEN, FLA_STEP, RECURRENT, OURS)
-    return [Case(group="decode", lengths=(1,) * batch, partitions=partitions, candidates=everyone, backward=False)
-            for partitions in (4, 64) for batch in (64, 1, 8, 256)]  # fmt: skip
+    cases = [Case(group="decode", lengths=(1,) * batch, partitions=partitions, candidates=everyone, backward=False)
+             for partitions in (4, 64) for batch in (64, 1, 8, 256)]  # fmt: skip
+    return cases + [Case(group="decode", lengths=(1,) * batch, candidates=(FLA_STEP, RECURRENT, OURS), backward=False,
+                         **settings)
+                    for batch in (1, 64) for settings in _engine_settings() if not settings["scalar"]]  # fmt: skip
 
 
 GROUPS = {
@@ -155,6 +191,8 @@ GROUPS = {
     "short": _short,
     "shapes": _shapes,
     "models": _models,
+    "engines": _engines,
 }
-SECONDS = {"figure": 290.0, "decode": 50.0, "skewed": 30.0, "short": 30.0, "shapes": 120.0, "models": 420.0}
+SECONDS = {"figure": 290.0, "decode": 50.0, "skewed": 30.0, "short": 30.0, "shapes": 120.0, "models": 420.0,
+           "engines": 200.0}  # fmt: skip
 """by group: after so long nothing new starts"""

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels import operator_published as published
-from benchmarks.kernels.operator_candidates import FEW_TOKENS, Leaves, fla_attend
+from benchmarks.kernels.operator_candidates import FEW_TOKENS, Leaves, fla_attend, sse
 from benchmarks.kernels.operator_cases import FLA_STEP, OURS, VARLEN
 from benchmarks.kernels.operator_check import poisoned_memory, relative_error
 from benchmarks.kernels.operator_inputs import Inputs, make_state
+from benchmarks.kernels.operator_slots import as_taken
 from sse_convert.kernels.dispatch import sse_attention
 
 CHECKED_ROWS = 8
@@ -50,39 +51,37 @@ def step(candidate: str, x: Inputs) -> Step:
     """The candidate's tensors and functions."""
     if candidate == FLA_STEP:
         return _bare(x)
-    state, top_k, S = make_state(x.case, x.d_o.device), x.case.top_k, len(x.case.lengths)
+    state, S = make_state(x.case, x.d_o.device), len(x.case.lengths)
     backend = "auto" if candidate == OURS else "recurrent"
     if candidate != VARLEN:
-        return Step(state=state, run=lambda s: sse_step(x.leaves, s, top_k, backend), by_row=lambda s: s,
-                    leaves=x.leaves, exact=lambda t, s: sse_step(t, s, top_k, "recurrent"))  # fmt: skip
+        return Step(state=state, run=lambda s: sse_step(x.leaves, s, x, backend), by_row=lambda s: s,
+                    leaves=x.leaves, exact=lambda t, s: sse_step(t, s, x, "recurrent"))  # fmt: skip
     attend = fla_attend(recurrent=S <= FEW_TOKENS, states=True)
     shared_first = torch.cat([state[:, -1], state[:, :-1].flatten(0, 1)])
     return Step(
         state=shared_first, run=lambda s: published.varlen_step(x, s, attend), leaves=x.leaves,
         by_row=lambda s: torch.cat([s[S:].unflatten(0, (S, -1)), s[:S, None]], 1),
-        exact=lambda t, s: sse_step(t, s, top_k, "recurrent"),
+        exact=lambda t, s: sse_step(t, s, x, "recurrent"),
     )  # fmt: skip
 
 
-def sse_step(t: Leaves, state: Tensor, top_k: int, backend: str) -> tuple[Tensor, Tensor]:
+def sse_step(t: Leaves, state: Tensor, x: Inputs, backend: str) -> tuple[Tensor, Tensor]:
     """Our operator, one token per sequence, the state overwritten."""
-    o, final = sse_attention(
-        t["q"], t["k"], t["v"], t["log_decay"], t["router_logits"],
-        (t["shared q"], t["shared k"], t["shared log_decay"]), top_k=top_k,
-        cu_seqlens=torch.arange(len(t["q"]) + 1, device=state.device), max_seqlen=1,
-        initial_state=state, output_final_state=True, inplace_state=True, backend=backend,
-    )  # fmt: skip
+    o, final = sse(t, x, backend, state, torch.arange(len(t["q"]) + 1, device=state.device))
     assert final is not None
     return o, final
 
 
 def _bare(x: Inputs) -> Step:
     """fla's recurrent kernel on K + 1 states per token that somebody has already gathered; rows are states."""
-    top_k, names = x.case.top_k, ("q", "k", "v", "log_decay")
-    rows = {n: [x.leaves[n]] * top_k + [x.leaves.get(f"shared {n}", x.leaves[n])] for n in names}
+    top_k, shared, names = x.case.top_k, x.case.shared, ["q", "k", "v", "log_decay"]
+    names += ["write_strength"] if x.case.delta else []
+    rows = {n: [as_taken(x, n)] * top_k + [as_taken(x, f"shared {n}" if f"shared {n}" in x.leaves else n)] * shared
+            for n in names}  # fmt: skip
     leaves = {name: torch.cat(parts).detach() for name, parts in rows.items()}
-    state = torch.cat([make_state(x.case, x.d_o.device)[:, 0]] * (top_k + 1))
-    attend, cu = fla_attend(recurrent=True, states=True), torch.arange(len(state) + 1, device=state.device)
+    state = torch.cat([make_state(x.case, x.d_o.device)[:, 0]] * (top_k + shared))
+    cu = torch.arange(len(state) + 1, device=state.device)
+    attend = delta_step if x.case.delta else fla_attend(recurrent=True, states=True)
 
     def run(state: Tensor) -> tuple[Tensor, Tensor]:
         o, final = attend(*leaves.values(), cu, state)
@@ -90,8 +89,10 @@ def _bare(x: Inputs) -> Step:
         return o, final
 
     def exact(t: Leaves, state: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v, log_decay, *strength = t.values()
         o, final = sse_attention(
-            *t.values(), t["q"].new_zeros(len(state), 1), top_k=1, write_gate=False, read_gate=False,
+            q, k, v, log_decay, q.new_zeros(len(state), 1), top_k=1, write_gate=False, read_gate=False,
+            write_strength=strength[0] if strength else None,
             cu_seqlens=torch.arange(len(state) + 1), initial_state=state[:, None], output_final_state=True,
             backend="recurrent",
         )  # fmt: skip
@@ -101,6 +102,19 @@ def _bare(x: Inputs) -> Step:
     return Step(state=state, run=run, by_row=lambda s: s, leaves=leaves, exact=exact)
 
 
+def delta_step(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, cu_seqlens: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """fla's recurrent kernel of the delta rule with a decay per channel."""
+    from fla.ops.kda import fused_recurrent_kda
+
+    o, final = fused_recurrent_kda(
+        q[None], k[None], v[None], g=log_decay[None], beta=beta[None], cu_seqlens=cu_seqlens, initial_state=state,
+        output_final_state=True,
+    )  # fmt: skip
+    return o[0], final
+
+
 def floor_bytes(x: Inputs) -> int:
-    """States of K + 1 partitions read and written once, in float32."""
-    return (x.case.top_k + 1) * x.case.tokens * x.case.heads * x.case.dim**2 * 4 * 2
+    """States of the partitions used, and of a shared one, read and written once, in float32."""
+    return (x.case.top_k + x.case.shared) * x.case.tokens * x.case.heads * x.case.dim**2 * 4 * 2

@@ -18,8 +18,8 @@ class Inputs:
 
     case: Case
     leaves: dict[str, Tensor]
-    """q, k, v, log_decay, router_logits of the partitions; shared q, shared k and shared log_decay of the shared one;
-    and write_strength for the delta rule"""
+    """q, k, v, log_decay ([T, H] for one decay per head), router_logits of the partitions; shared q, shared k, shared
+    log_decay of the shared one, if any; and write_strength for the delta rule"""
     d_o: Tensor
     """[T, Hq, V], the gradient that comes into a backward"""
     cu_seqlens: Tensor
@@ -59,11 +59,13 @@ def make(case: Case, device: torch.device, dtype: torch.dtype = torch.bfloat16) 
         leaves[name] = _keys(normal(T, H, D), case).to(dtype)
     strong = torch.rand(-(-T // CHUNK), generator=generator, device=device) < case.strong if case.strong else None
     for name in ("log_decay", "shared log_decay"):
-        leaves[name] = _decays(normal(T, H, D), case, strong, dtype)
+        leaves[name] = _decays(normal(T, H) if case.scalar else normal(T, H, D), case, strong, dtype)
     leaves["router_logits"] = _logits(normal(T, N), case.busiest, generator)
     if case.delta:
         leaves["write_strength"] = normal(T, H).sigmoid()
     cu_seqlens = torch.tensor([0, *accumulate(case.lengths)], device=device)
+    if not case.shared:
+        leaves = {name: leaf for name, leaf in leaves.items() if not name.startswith("shared")}
     for leaf in leaves.values():
         leaf.requires_grad_()
     return Inputs(case, leaves, normal(T, Hq, D).to(dtype), cu_seqlens)
@@ -94,5 +96,5 @@ def _logits(logits_TN: Tensor, busiest: float | None, generator: torch.Generator
 
 def make_state(case: Case, device: torch.device) -> Tensor:
     """States before a decoding step [S, N + 1, H, D, V], float32; the shared partition is the last."""
-    shape = len(case.lengths), case.partitions + 1, case.heads, case.dim, case.dim
+    shape = len(case.lengths), case.partitions + case.shared, case.heads, case.dim, case.dim
     return torch.randn(*shape, generator=torch.Generator(device).manual_seed(1), device=device)

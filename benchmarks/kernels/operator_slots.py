@@ -8,7 +8,6 @@ nor gather nor map, and where two query heads share a state here they have two. 
 import dataclasses as dc
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +17,11 @@ from torch.nn import functional as F
 from benchmarks.kernels.operator_cases import FLASH_QLA, GDN_SLOTS, GLA_SLOTS, KDA_SLOTS
 from benchmarks.kernels.operator_inputs import Inputs
 from sse_convert.kernels.dispatch import sse_attention
+from sse_convert.kernels.feature_maps import key_feature_map
 
 Leaves = dict[str, Tensor]
 Library = Callable[..., tuple[Tensor, Tensor | None]]
 SHARED = {"q": "shared q", "k": "shared k", "v": "v", "log_decay": "shared log_decay"}
-MAPS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": lambda k: k,
-    "relu": F.relu,
-    "softmax": partial(F.softmax, dim=-1),
-}
 
 
 @dc.dataclass(frozen=True)
@@ -72,12 +67,18 @@ def slots(candidate: str, x: Inputs) -> Slots:
 
 def _each(x: Inputs, name: str) -> Tensor:
     """A leaf of the inputs for each query head, as the libraries take it."""
-    leaf, case = x.leaves[name].detach(), x.case
+    leaf = as_taken(x, name).detach()
+    return leaf.repeat_interleave(x.case.query_heads // leaf.shape[1], dim=1)
+
+
+def as_taken(x: Inputs, name: str) -> Tensor:
+    """A leaf as the libraries take it: keys mapped, and log decays in float32."""
+    leaf, case = x.leaves[name], x.case
     if name in ("k", "shared k"):
-        leaf = MAPS[case.k_map](leaf.float()).to(leaf.dtype)
+        return key_feature_map(leaf.float(), case.k_map).to(leaf.dtype)
     if name in ("log_decay", "shared log_decay") and case.normalizer is not None:
-        leaf = F.logsigmoid(leaf.float()) / case.normalizer
-    return leaf.repeat_interleave(case.query_heads // leaf.shape[1], dim=1)
+        return F.logsigmoid(leaf.float()) / case.normalizer
+    return leaf
 
 
 def library(candidate: str) -> Library:

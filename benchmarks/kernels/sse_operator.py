@@ -3,10 +3,10 @@
     python -m benchmarks.kernels.sse_operator --out benchmarks/kernels/operator_h200.json
 
 Peers: torch's softmax attention (flash, cuDNN), fla-core's `chunk_gla` on the same tokens and on as many slots as SSE
-has, under the delta rule its `chunk_kda` and `chunk_gated_delta_rule` and FlashQLA, and SSE as its authors published
-it, composed of fla-core's functions. Every candidate is compared with float64
-before it is timed; one that is wrong is reported as wrong and not timed. Everything runs eagerly and, where it does not
-wait for the device, as a CUDA graph. The JSON is rewritten after every candidate; --resume goes on with an unfinished
+has, under the delta rule its `chunk_kda` and `chunk_gated_delta_rule` and FlashQLA, and SSE composed of such functions
+as its authors published it and over the delta rule. Every candidate is compared with float64 before it is timed; one
+that is wrong is reported as wrong and not timed. Everything runs eagerly and, where it does not wait for the device, as
+a CUDA graph. The JSON is rewritten after every candidate; --resume goes on with an unfinished
 one, in which each cell names its commit and `earlier` keeps the surroundings of the runs before. COMMIT names the
 commit where the checkout has no git.
 """

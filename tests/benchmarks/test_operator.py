@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.kernels import operator_decode, operator_slots, plot_operator, sse_operator
 from benchmarks.kernels import operator_published as published
-from benchmarks.kernels import operator_slots, plot_operator, sse_operator
 from benchmarks.kernels.operator_candidates import Problem, gla, problem, sse
-from benchmarks.kernels.operator_cases import FLASH, GLA, GROUPS, OURS, VARLEN, Case
+from benchmarks.kernels.operator_cases import FLA_STEP, FLASH, GLA, GROUPS, OURS, VARLEN, Case
 from benchmarks.kernels.operator_check import HUGE, WRONG, Exact, outcome
 from benchmarks.kernels.operator_decode import Step, sse_step
 from benchmarks.kernels.operator_inputs import Inputs, make, make_state
@@ -49,7 +49,7 @@ def doubles(case: Case) -> Inputs:
 
 
 def problem_of(x: Inputs, run: Any) -> Problem:
-    return Problem(leaves=x.leaves, d_o=x.d_o, run=run, exact=lambda t: sse(t, x, "reference"), kind="sse")
+    return Problem(leaves=x.leaves, d_o=x.d_o, run=run, exact=lambda t: sse(t, x, "reference")[0], kind="sse")
 
 
 @pytest.mark.parametrize("algorithm", [published.varlen, published.mask, published.loop])
@@ -73,7 +73,7 @@ def test_the_published_step_computes_sse(top_k: int) -> None:
     step = Step(
         state=flat, run=lambda s: published.varlen_step(x, s, attend), leaves=x.leaves,
         by_row=lambda s: torch.cat([s[S:].unflatten(0, (S, -1)), s[:S, None]], 1),
-        exact=lambda t, s: sse_step(t, s, top_k, "recurrent"),
+        exact=lambda t, s: sse_step(t, s, x, "recurrent"),
     )  # fmt: skip
     errors = step.errors()
     assert max(errors.values()) <= FLOAT32_GATES, errors
@@ -119,18 +119,53 @@ def test_libraries_get_as_many_slots_as_models_have(case: Case, monkeypatch: pyt
         assert max(errors.values()) <= FLOAT32_GATES, (candidate, errors)
 
 
+@pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=f"{case.note}, {case.scalar}") for case in GROUPS["engines"]() if case.tokens == 2**12],
+)
+def test_engines_compute_sse_over_the_delta_rule(case: Case, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every setting, of few tokens and small heads, with each of its engines; many partitions stay empty."""
+    monkeypatch.setattr(operator_slots, "library", lambda name: attend_slots)
+    small = dc.replace(case, lengths=(9, 1, 6), heads=2, query_heads=2, dim=4, top_k=min(top_k, case.partitions))
+    x = doubles(small)
+    for candidate in set(case.candidates) - {OURS}:
+        errors = Exact(small).errors(problem(candidate, x))
+        assert errors is not None
+        assert max(errors.values()) <= FLOAT32_GATES, (candidate, errors)
+
+
+@pytest.mark.parametrize("note", ["", "SmolLM2, one state", "SmolLM2, N = 16"])
+def test_steps_of_the_library_are_those_of_the_operator(note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the states that a step uses, gathered before."""
+    found = next(case for case in GROUPS["decode"]() if case.note == note)
+    x = doubles(dc.replace(found, lengths=(1,) * 3, heads=2, query_heads=2, dim=4))
+
+    def recur(q: Tensor, k: Tensor, v: Tensor, g: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        *beta, _, state = rest
+        kept = g.exp()[..., None] * state.to(q.dtype)
+        value = v if not beta else beta[0][..., None] * (v - (k[..., None, :] @ kept)[..., 0, :])
+        kept = kept + k[..., None] * value[..., None, :]
+        return (q[..., None, :] @ kept)[..., 0, :] * q.shape[-1] ** -0.5, kept
+
+    monkeypatch.setattr(operator_decode, "delta_step", recur)
+    monkeypatch.setattr(operator_decode, "fla_attend", lambda **options: recur)
+    errors = operator_decode.step(FLA_STEP, x).errors()
+    assert max(errors.values()) <= FLOAT32_GATES, errors
+
+
 @pytest.mark.parametrize("tokens", [64, 2**14])
 def test_the_check_finds_a_small_mistake(tokens: int) -> None:
     """On long cases one head is compared, on short ones all."""
     x = doubles(case(lengths=(tokens,), dim=4, backward=False))
 
     def wrong() -> Tensor:
-        o = sse(x.leaves, x, "varlen").clone()
+        o = sse(x.leaves, x, "varlen")[0].clone()
         o[tokens // 2 :, 0] *= 1 + 3 * WRONG
         return o
 
-    right = Problem(leaves=x.leaves, d_o=x.d_o, run=lambda: sse(x.leaves, x, "varlen"), kind="sse",
-                    exact=lambda t: sse(t, x, "varlen"))  # fmt: skip
+    right = Problem(leaves=x.leaves, d_o=x.d_o, run=lambda: sse(x.leaves, x, "varlen")[0], kind="sse",
+                    exact=lambda t: sse(t, x, "varlen")[0])  # fmt: skip
     exact = Exact(x.case)
     errors = exact.errors(right)
     assert errors is not None
@@ -262,7 +297,7 @@ def test_the_picture_shows_each_curve_by_tokens(report: dict[str, Any]) -> None:
 
 def test_outcome_has_gradients_only_if_asked() -> None:
     x = doubles(case())
-    p = problem_of(x, lambda: sse(x.leaves, x, "varlen"))
+    p = problem_of(x, lambda: sse(x.leaves, x, "varlen")[0])
     o, *gradients = outcome(p, backward=True)
     assert len(gradients) == len(x.leaves)
     (alone,) = outcome(p, backward=False)
