@@ -1,7 +1,7 @@
 """Chunk-parallel gated linear attention on packed segments, in plain torch: the engine of three backends.
 
 Chunks are worked through in slabs of consecutive steps of the state scan. Inside a chunk attention is a masked matmul
-(`doubling.py`); between chunks the state carries what came before. The backward is written out (and tested against
+(`chunk_intra.py`); between chunks the state carries what came before. The backward is written out (and tested against
 autograd of the reference): it keeps the inputs and the states between chunks, and makes the rest again.
 """
 

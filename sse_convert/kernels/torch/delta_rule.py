@@ -5,7 +5,7 @@ the u are the solution of a unit lower triangular system (the WY or UT transform
 
     (I + diag(beta) A) U = diag(beta) (V - K S_0)    A_ij = k_i k_j under the decay between them, for j < i
 
-with K decayed from the chunk's start. Keys take part as one more query per token, so that `doubling.py` gives A, and
+with K decayed from the chunk's start. Keys take part as one more query per token, so that `chunk_intra.py` gives A, and
 nothing overflows however strong the decay. With U in place of V the rest is gated linear attention.
 """
 
