@@ -269,7 +269,7 @@ def test_what_the_machine_refuses_is_no_bug(capsys, outcome, error, code):
     ("arguments", "what"),
     [
         (["generate", "x", "y", "--temperature", "nan"], "--temperature"),
-        (["select", "x", "--recall-weight", "inf"], "inf is not a finite number"),
+        (["recipes", "new", "x", "--hours", "inf"], "inf is not a finite number"),
         (["generate", "x", "y", "--max-new-tokens", "9" * 30], "--max-new-tokens"),
         (["generate", "x", "y", "--seed", "-1"], "--seed"),
         (["inspect", "~nobody-here/x"], "there is no home folder for ~nobody-here"),

@@ -16,5 +16,5 @@ def test_no_kernel_is_left_out(device: str, monkeypatch: pytest.MonkeyPatch) -> 
         interpreter.GridExecutor, "__call__",
         lambda self, *args, **options: (launched.add(self.fn.__name__), call(self, *args, **options))[1],
     )  # fmt: skip
-    every_kernel.main(device)
+    every_kernel.main(device, size=16)
     assert launched == kernels()
