@@ -18,8 +18,8 @@ GPU = "cuda"
 def unavailable_reason(
     device: torch.device, delta: bool = False, widths: tuple[int, int, int] | None = None
 ) -> str | None:  # fmt: skip
-    """Why the kernels (those of the delta rule too, if `delta`) cannot run heads of such `Widths` on a device, or what
-    has no heads, where these are None; None if they can. The first call on a GPU for some widths runs their self-check.
+    """Why the kernels (those of the delta rule, if `delta`) cannot run heads of such `Widths` on a device, or what no
+    check runs, where these are None; None if they can. The first call on a GPU for some widths runs their self-check.
     A plain tuple, since torch.compile empties a named one on its way to functions whose result is constant."""
     from sse_convert.kernels.triton.availability import untrusted_reason
 
@@ -27,9 +27,9 @@ def unavailable_reason(
 
 
 def untrusted(x: Inputs) -> str | None:
-    """`unavailable_reason` of some inputs that are supported."""
+    """`unavailable_reason` of some inputs that are supported. No check runs the kernel of decoding."""
     groups, dim, value_dim = x.q.shape[2] // x.k.shape[2], x.k.shape[-1], x.v.shape[-1]
-    widths = int(groups), int(dim), int(value_dim)
+    widths = None if _decodes(x) else (int(groups), int(dim), int(value_dim))
     reason: str | None = unavailable_reason(x.q.device, _corrects(x), widths)
     return reason
 

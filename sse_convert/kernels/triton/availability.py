@@ -13,7 +13,7 @@ LOWEST_CAPABILITY = (8, 0)
 """Ampere: the first with bfloat16 tensor cores"""
 
 _reasons: dict[tuple[int, Widths, bool], str | None] = {}
-"""by index of the device and widths of heads, of all kernels and of those that the delta rule needs besides"""
+"""by index of the device, widths of heads, and whether under the delta rule"""
 
 
 def untrusted_reason(device: torch.device, *, delta: bool = False, widths: Widths | None = None) -> str | None:
@@ -21,8 +21,9 @@ def untrusted_reason(device: torch.device, *, delta: bool = False, widths: Width
 
     The first call for a GPU and some widths runs the self-check, which compiles kernels and waits for the device, since
     a compiler's mistakes depend on the widths. Later ones only look its result up. The delta rule has a check of its
-    own, after the other. For kernels of no heads (`widths` None) a check that any widths passed will do, or that of the
-    usual ones. A CPU will do in Triton's interpreter (TRITON_INTERPRET=1), which is slow and meant for tests.
+    own, whose kernels are compiled apart. For kernels that no check runs (`widths` None) a check that any widths passed
+    will do, or that of the usual ones. A CPU will do in Triton's interpreter (TRITON_INTERPRET=1), which is slow and
+    meant for tests.
     """
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -33,17 +34,15 @@ def untrusted_reason(device: torch.device, *, delta: bool = False, widths: Width
     if not torch.cuda.is_available():
         return "there is no CUDA device"
     index = torch.cuda.current_device() if device.index is None else device.index
-    if widths is None:
-        passed = (own for (place, own, _), reason in _reasons.items() if place == index and reason is None)
-        widths = next(passed, USUAL)
-    for key in [(index, widths, False), (index, widths, True)] if delta else [(index, widths, False)]:
-        if key not in _reasons:
-            if torch.cuda.is_current_stream_capturing():
-                return "the self-check has not run, and cannot while a CUDA graph is being captured"
-            _reasons[key] = _examine(*key)
-        if _reasons[key] is not None:
-            return _reasons[key]
-    return None
+    passed = (reason is None for (place, *_), reason in _reasons.items() if place == index)
+    if widths is None and not delta and any(passed):
+        return None
+    key = (index, widths or USUAL, delta)
+    if key not in _reasons:
+        if torch.cuda.is_current_stream_capturing():
+            return "the self-check has not run, and cannot while a CUDA graph is being captured"
+        _reasons[key] = _examine(*key)
+    return _reasons[key]
 
 
 def _examine(index: int, widths: Widths, delta: bool) -> str | None:

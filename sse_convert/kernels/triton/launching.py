@@ -5,8 +5,10 @@ arguments of the same kinds is launched as it is. The kinds are what Triton comp
 pointers, which arguments are None, whether integers need 64 bits, and compile-time constants.
 """
 
+import contextlib
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -15,7 +17,13 @@ from torch import Tensor
 ALIGNMENT = 16
 """bytes; Triton compiles for pointers at multiples of them apart"""
 
+COMPILERS = 4
+"""kernels that are compiled side by side; more threads wait for each other's Python"""
+
 _compiled: dict[Hashable, Any] = {}
+_compiling: list[Future[Any]] | None = None
+"""kernels in the making, where launches only compile"""
+_pool = functools.cache(lambda: ThreadPoolExecutor(COMPILERS))
 
 
 def launch(
@@ -35,6 +43,11 @@ def launch(
     if not _on_gpu():
         kernel[grid](*args, **constants, **options)
         return
+    if _compiling is not None:
+        _compiling.append(
+            _pool().submit(_compile, torch.cuda.current_device(), kernel, args, {**constants, **options, "grid": grid})
+        )
+        return
     values = tuple(constants.values())
     key = (kernel, torch.cuda.current_device(), warps, registers, values, tuple(map(_kind, args)))
     compiled = _compiled.get(key)
@@ -42,6 +55,31 @@ def launch(
         _compiled[key] = kernel[grid](*args, **constants, **options)
     else:
         compiled[(*grid, 1, 1)[:3]](*args, *values)
+
+
+@contextlib.contextmanager
+def compiled_together() -> Iterator[None]:
+    """Compile what is launched inside side by side, in every thread, and run none of it: what kernels would write stays
+    as it was allocated. On a GPU; elsewhere launches are what they are.
+
+    Raises:
+        Exception: of the first that cannot be compiled.
+    """
+    global _compiling
+    made: list[Future[Any]] = []
+    _compiling = made
+    try:
+        yield
+    finally:
+        _compiling = None
+    for future in made:
+        future.result()
+
+
+def _compile(device: int, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Let Triton compile a kernel for a device and keep it."""
+    with torch.cuda.device(device):
+        kernel.warmup(*args, **options)
 
 
 @functools.cache

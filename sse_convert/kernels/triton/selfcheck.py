@@ -17,6 +17,7 @@ from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.torch.operands import operands_of
 from sse_convert.kernels.torch.reference import sse_attention_reference
 from sse_convert.kernels.triton.config import USUAL, Widths
+from sse_convert.kernels.triton.launching import compiled_together
 from sse_convert.kernels.validation import build_inputs
 
 BOUND = 1e-2
@@ -39,6 +40,9 @@ def self_check(device: torch.device, *, delta: bool = False, widths: Widths = US
             exact = _results(_leaves(torch.device("cpu"), torch.float64, delta, widths), _reference)
         try:
             leaves = _leaves(device, torch.bfloat16, delta, widths)
+            if device.type != "cpu":
+                with compiled_together():
+                    _results(leaves, _kernels)
             _fill_free_memory_with_nan(device)
             first, second = _results(leaves, _kernels), _results(leaves, _kernels)
         except Exception as error:  # a compiler or a driver that gives up must not take the process with it

@@ -1,6 +1,8 @@
 """The kernels are refused where they cannot run and where the self-check finds them wrong, with the reason in words."""
 
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.torch.operands import operands_of
 from sse_convert.kernels.torch.varlen import sse_attention_varlen
-from sse_convert.kernels.triton import availability, selfcheck
+from sse_convert.kernels.triton import availability, launching, selfcheck
 from sse_convert.kernels.triton.availability import untrusted_reason
 from sse_convert.kernels.triton.config import USUAL, Widths
 from sse_convert.kernels.triton.selfcheck import self_check
@@ -175,12 +177,46 @@ def test_the_delta_rule_is_examined_when_it_is_asked_for(gpu: pytest.MonkeyPatch
     assert untrusted_reason(GPU) is None
 
 
-def test_what_all_need_is_examined_before_the_delta_rule(gpu: pytest.MonkeyPatch) -> None:
+def test_the_delta_rule_is_examined_alone(gpu: pytest.MonkeyPatch) -> None:
+    """The other check compiles some twenty kernels that it does not run."""
     examined = []
     gpu.setattr(selfcheck, "self_check", lambda device, delta, widths: examined.append(delta))
     for _ in range(2):
         assert untrusted_reason(GPU, delta=True) is None
-    assert examined == [False, True]
+    assert untrusted_reason(GPU) is None
+    assert examined == [True]
+    assert untrusted_reason(GPU, widths=USUAL) is None
+    assert examined == [True, False]
+
+
+def test_kernels_that_are_compiled_together_are_not_run(gpu: pytest.MonkeyPatch) -> None:
+    """From whatever thread they are launched; the first that cannot be compiled is raised."""
+
+    class Kernel:
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def warmup(self, *args: Any, **options: Any) -> None:
+            self.seen.append((args, options))
+            if args[0] == 2:
+                raise RuntimeError("ptxas died")
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *args, **options: self.seen.append(args)
+
+    gpu.setattr(launching, "_on_gpu", lambda: True)
+    gpu.setattr(torch.cuda, "current_device", lambda: 0)
+    gpu.setattr(launching, "_compiled", {})
+    kernel = Kernel()
+    with launching.compiled_together():
+        thread = threading.Thread(target=lambda: launching.launch(kernel, (3,), 1, warps=4, BLOCK=8))
+        thread.start()
+        thread.join()
+    assert kernel.seen == [((1,), {"BLOCK": 8, "num_warps": 4, "grid": (3,)})]
+    with pytest.raises(RuntimeError, match="ptxas died"), launching.compiled_together():
+        launching.launch(kernel, (3,), 2, warps=4)
+    launching.launch(kernel, (3,), 4, warps=4)
+    assert kernel.seen[-1] == (4,)
 
 
 def test_heads_of_each_width_are_examined_by_themselves(gpu: pytest.MonkeyPatch) -> None:
