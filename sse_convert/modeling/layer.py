@@ -365,12 +365,13 @@ class SSEAttention(RoutedLayer):
         return too_wide(max(widths[1:])) or unavailable_reason(device, delta, widths)
 
     def routing_options(self) -> dict[str, Any]:
-        """How the operator routes."""
+        """How the operator routes. The gate of a single partition is 1."""
+        gate, several = self.mixer.gate, self.mixer.num_partitions > 1
         return {
             "top_k": self.mixer.top_k,
-            "write_gate": self.mixer.gate.write,
-            "read_gate": self.mixer.gate.read,
-            "renormalise": self.mixer.gate.renormalise,
+            "write_gate": several and gate.write,
+            "read_gate": several and gate.read,
+            "renormalise": several and gate.renormalise,
         }
 
 

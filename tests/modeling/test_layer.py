@@ -186,6 +186,14 @@ def test_what_both_kinds_of_partition_need_is_computed_once() -> None:
     assert not torch.equal(inputs["shared"][0], inputs["q"])
 
 
+def test_a_single_partition_has_no_gate() -> None:
+    """Which is 1: nothing multiplies by it, and no gradient of it is summed up."""
+    gated = {n: next(iter(model_with({"num_partitions": n, "top_k": 1}).sse_layers().values())) for n in (1, 2)}
+    options = {n: layer.routing_options() for n, layer in gated.items()}
+    assert (options[1]["write_gate"], options[1]["read_gate"]) == (False, False)
+    assert (options[2]["write_gate"], options[2]["read_gate"]) == (True, True)
+
+
 def test_a_layer_without_layout_refuses() -> None:
     layer = model_with({}).sse_layers()[3]
     with pytest.raises(UsageError, match="layer 3 received no sse_layout"):

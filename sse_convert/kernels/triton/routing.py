@@ -77,6 +77,8 @@ def select_partitions(router_logits: Tensor, used_k: int) -> tuple[Tensor, Tenso
     Returns:
         Partitions int32 [T, K] and their gates float32 [T, K]; gradients flow from the gates to the logits.
     """
+    if router_logits.shape[1] == 1 and not router_logits.requires_grad:
+        return torch.zeros_like(router_logits, dtype=torch.int32), torch.ones_like(router_logits, dtype=torch.float32)
     if is_compiling():
         gate, used = _select(router_logits, used_k)
     else:

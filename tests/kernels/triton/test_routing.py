@@ -41,6 +41,13 @@ def test_selects_as_the_reference_does(dtype: torch.dtype, N: int, device: str) 
         assert gate.dtype == torch.float32
 
 
+def test_one_partition_is_not_selected(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "launch", None)
+    used, gate = select_partitions(torch.zeros(5, 1, device=device), 1)
+    assert used.tolist() == [[0]] * 5
+    assert gate.tolist() == [[1.0]] * 5
+
+
 @pytest.mark.parametrize(("N", "K"), [(1, 1), (2, 1), (3, 3), (16, 2), (64, 5)])
 def test_gradient_of_the_gate(N: int, K: int, device: str) -> None:
     logits = torch.randn(71, N, device=device, requires_grad=True)
