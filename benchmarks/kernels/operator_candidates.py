@@ -18,7 +18,6 @@ from benchmarks.kernels.operator_cases import (
     GLA,
     GLA_SLOTS,
     GLA_TWICE,
-    LOOP,
     MASK,
     OURS,
     VARLEN,
@@ -72,7 +71,7 @@ def _whole(candidate: str, x: Inputs) -> Callable[[], Tensor]:
 
 def _published(candidate: str, x: Inputs) -> Callable[[], Tensor]:
     attend = fla_attend(recurrent=x.case.tokens <= FEW_TOKENS)
-    run = {VARLEN: published.varlen, MASK: published.mask, LOOP: published.loop}[candidate]
+    run = {VARLEN: published.varlen, MASK: published.mask}[candidate]
     return lambda: run(x, attend)
 
 

@@ -104,22 +104,3 @@ def mask(x: Inputs, attend: Attend) -> Tensor:
     q, k, v, log_decay = (torch.cat([shared[name], copies[name]], 1) for name in weights)
     o, _ = attend(q, k, v, log_decay, x.cu_seqlens, None)
     return o.unflatten(1, (N + 1, -1)).sum(1)
-
-
-def loop(x: Inputs, attend: Attend) -> Tensor:
-    """One call for the shared partition, then one for each other on its own tokens."""
-    t, S = x.leaves, len(x.case.lengths)
-    value_TK, partition_TK = _selected(x)
-    o, _ = attend(t["shared q"], t["shared k"], t["v"], t["shared log_decay"], x.cu_seqlens, None)
-    for partition in range(x.case.partitions):
-        chosen_TK = partition_TK == partition
-        token_R = chosen_TK.any(1).nonzero()[:, 0]
-        if len(token_R) == 0:
-            continue
-        gate_R11 = (value_TK * chosen_TK).sum(1)[token_R, None, None]
-        offsets = torch.bincount(x.sequences[token_R], minlength=S).cumsum(0).unique()
-        cu_slots = torch.cat([offsets.new_zeros(1), offsets[offsets > 0]])
-        q, k, v, log_decay = (t[name].index_select(0, token_R) for name in ("q", "k", "v", "log_decay"))
-        part, _ = attend(q * gate_R11, k * gate_R11, v, log_decay, cu_slots, None)
-        o = o.index_add(0, token_R, part)
-    return o

@@ -63,6 +63,8 @@ TINY = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "vocab_size": 6000,
+    "layer_types": None,
+    "pad_token_id": 0,
 }
 TINY_ROW, TINY_STEP = 128, 512
 """tokens"""

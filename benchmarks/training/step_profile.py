@@ -7,7 +7,13 @@
 
 Folders, parts and passes are those of `throughput.py`, on one GPU. A part runs as a user starts it; torch's profiler
 sees the step after the first ones, which compile, and the part ends there. The JSON has milliseconds and launches by
-kind of kernel, and the slowest kernels by name. `--tiny` tries the script on a CPU.
+kind of kernel, and all kernels by name. `--tiny` tries the script on a CPU.
+
+By kind of layer, on SmolLM2's shape and real text: `smollm2-heads`, one state beside a window in all but six heads;
+`smollm2-heads-windows`, the window alone; `smollm2-sse`, 16 partitions in 22 layers; `smollm2-windows`, windows there:
+
+    python benchmarks/training/step_profile.py smollm2-heads --config tests/fixtures/configs/smollm2-135m.json \\
+        --tokenizer TEACHER --text TEXT --parts distill --work /tmp/heads --out out/heads.json
 """
 
 import argparse
@@ -24,7 +30,7 @@ from typing import Any
 
 import torch
 from fsdp_smoke import surroundings, unwind_when_terminated
-from throughput import WARM, loss_of, prepare, run_plain
+from throughput import WARM, loss_of, parser_of, prepare, run_plain
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sse_convert.recipe import load_recipe
@@ -32,6 +38,7 @@ from sse_convert.recipe import load_recipe
 KINDS = (
     ("losses", r"divergence_kernel|cross_entropy_kernel"),
     ("softmax and windows", r"flash|fmha|sdpa|flex|attention|_prop"),
+    ("delta rule", r"^(correct|inverse)\w*_kernel$"),
     ("SSE", r"^(?!triton_)\w*_kernel$"),
     ("matrix products", r"nvjet|gemm|cutlass|cublas|splitk"),
     ("compiled elementwise", r"^triton_"),
@@ -41,7 +48,7 @@ KINDS = (
 )
 """kind of kernel -> what its name has; the first that fits counts. Triton's own kernels are the package's"""
 PARTS = ("distill", "uptrain", "plain", "plain-uptrain")
-TOP, NAME_LENGTH = 25, 120
+NAME_LENGTH = 120
 
 
 class Watch:
@@ -52,13 +59,16 @@ class Watch:
     """
 
     def __init__(self, out: Path) -> None:
-        self._out, self._steps = out, 0
+        self._out, self._steps, self._first = out, 0, None
         wanted = torch.profiler.ProfilerActivity
         activities = [wanted.CUDA] if torch.cuda.is_available() else [wanted.CPU]
         self._profiler = torch.profiler.profile(activities=activities)
 
-    def __call__(self, *_: Any) -> None:
-        """After each step of the optimizer."""
+    def __call__(self, optimizer: Any, *_: Any) -> None:
+        """After each step of each optimizer; Muon has another one beside it, whose steps are the same."""
+        self._first = self._first or optimizer
+        if optimizer is not self._first:
+            return
         self._steps += 1
         if self._steps == WARM:
             _wait()
@@ -78,7 +88,7 @@ def _wait() -> None:
 
 
 def summary(events: Any, seconds: float) -> dict[str, Any]:
-    """Milliseconds and launches by kind of kernel, and the slowest kernels."""
+    """Milliseconds and launches by kind of kernel, and all kernels, the slowest first."""
     cuda = torch.cuda.is_available()
     own = [event for event in events if not getattr(event, "is_user_annotation", False)]
     found = [(e.key, e.count, (e.self_device_time_total if cuda else e.self_cpu_time_total) / 1e3) for e in own]
@@ -86,7 +96,7 @@ def summary(events: Any, seconds: float) -> dict[str, Any]:
     for name, count, spent in found:
         milliseconds[kind(name)] += spent
         launches[kind(name)] += count
-    slowest = sorted(found, key=lambda row: -row[2])[:TOP]
+    slowest = sorted(found, key=lambda row: -row[2])
     return {
         "step_ms": seconds * 1e3,
         "busy_ms": sum(milliseconds.values()),
@@ -113,17 +123,11 @@ def watched(part: str, path: Path, arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Each part in a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", help="name of a recipe in this folder, which names its layers")
-    parser.add_argument("--config", type=Path, help="config.json of the shape")
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON to write")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/throughput"), help="folder to make or use")
     parser.add_argument("--parts", nargs="*", default=["distill", "plain"], choices=PARTS)
-    parser.add_argument("--row", type=int, help="tokens of uptrain's rows, two a step; default: the recipe's")
     parser.add_argument("--rows", type=int, nargs="*", default=[8], help="of a pass of the plain step")
-    parser.add_argument("--commit", default="", help="to record")
     parser.add_argument("--seconds", type=float, default=240, help="for each part")
-    parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
     parser.add_argument("--watched", choices=PARTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     unwind_when_terminated()

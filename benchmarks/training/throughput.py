@@ -7,7 +7,8 @@
     python benchmarks/training/throughput.py qwen3-8b --out out.json \\
         --config tests/fixtures/configs/qwen3-8b.json --parts distill-fsdp distill-fsdp-eager
 
-The model has the configuration's shape and random weights, its text random words; the recipe changes in where model and
+The model has the configuration's shape and random weights, its text random words, or with `--text` that of files, in
+the tokens of `--tokenizer`; the recipe changes in where model and
 text come from alone. Its stages run as a user starts them and are killed after some steps. Parts:
 
     distill, uptrain   the recipe's stages on one GPU; on two as `distill-ddp`, `distill-fsdp` (FSDP2) and, with
@@ -20,7 +21,11 @@ text come from alone. Its stages run as a user starts them and are killed after 
     trl-uptrain        SFTTrainer of TRL on the same rows (`trl_step.py`), where TRL is installed
 
 The share of the peak counts the FLOPs of `sse-convert plan`: a forward pass of the teacher, three of the student,
-attention among them, nothing computed twice. `--tiny` tries the script on a CPU.
+attention among them, nothing computed twice. Losses of a stage are set beside those of its first part. `--tiny` tries
+the script on a CPU. Rows of 32K of the 0.5B coder, on one GPU and on two:
+
+    python benchmarks/training/throughput.py coder --config CODER/config.json --tokenizer CODER --text TEXT \\
+        --parts uptrain uptrain-fsdp uptrain-context plain-uptrain --steps 20 --out out/coder.json
 """
 
 import argparse
@@ -50,7 +55,7 @@ from fsdp_smoke import (
     wait,
 )
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.mixers import FULL
@@ -86,16 +91,18 @@ def make_config(config: Path, work: Path, row: int | None) -> Path:
     return path
 
 
-def make_recipe(name: str, work: Path, row: int | None, *, tiny: bool) -> Path:
+def make_recipe(name: str, work: Path, row: int | None, text: list[Path], *, tiny: bool) -> Path:
     """Write the recipe with this model and this text; in the stage of text alone two rows a step, of so many tokens."""
     recipe = yaml.safe_load(Path(f"benchmarks/training/{name}.yaml").read_text())
     recipe["model"] = str(work / "teacher")
-    recipe["data"] = {"train": [{"path": str(work / "text")}], "needles": recipe["data"]["needles"]}
+    sources = [{"path": str(path.absolute())} for path in text or [work / "text"]]
+    recipe["data"] = {"train": sources, "needles": recipe["data"].get("needles", {})}
     recipe["export"] = {"dir": str(work / "exported")}
     if tiny:
+        recipe["layers"] = {"pattern": recipe["layers"]["pattern"]}
         recipe["data"].pop("needles")
         for stage in recipe["stages"]:
-            stage |= {"seq_len": TINY_ROW, "batch_tokens": TINY_STEP}
+            stage |= {"seq_len": TINY_ROW, "batch_tokens": TINY_STEP, "micro_batch": "auto"}
     for stage in recipe["stages"]:
         if row is not None and stage["loss"] == "ce":
             stage |= {"seq_len": row, "batch_tokens": 2 * row}
@@ -230,31 +237,53 @@ def prepare(arguments: argparse.Namespace, path: Path) -> None:
     """Make text, teacher and converted checkpoint, unless they are there, and the recipe."""
     work, done = arguments.work, arguments.work / "converted"
     if not done.is_dir():
-        tokenizer = make_text(work / "text", 4 if arguments.tiny else 20)
+        if arguments.tokenizer:
+            tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
+        else:
+            tokenizer = make_text(work / "text", 4 if arguments.tiny else 20)
         make_teacher(
             make_config(arguments.config, work, arguments.row), work / "teacher", tokenizer, tiny=arguments.tiny
         )
-    make_recipe(arguments.recipe, work, arguments.row, tiny=arguments.tiny)
+    make_recipe(arguments.recipe, work, arguments.row, arguments.text, tiny=arguments.tiny)
     if not done.is_dir():
         convert = [sys.executable, "-m", "sse_convert", "convert", str(path), "-o", str(done)]
         subprocess.run(convert, check=True, capture_output=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def apart(parts: dict[str, Any]) -> dict[str, float]:
+    """How far the losses of each part are from those of its stage's first one, at most, as a share."""
+    found = {}
+    for name, part in parts.items():
+        first = next(other for other in parts if other.partition("-")[0] == name.partition("-")[0])
+        pairs = zip(parts[first].get("losses", ()), part.get("losses", ()), strict=False)
+        if name != first:
+            found[f"{name} beside {first}"] = max((abs(b / a - 1) for a, b in pairs), default=float("nan"))
+    return found
+
+
+def parser_of(text: str | None) -> argparse.ArgumentParser:
+    """Arguments that say what is measured."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", help="name of a recipe in this folder, which names its layers")
     parser.add_argument("--config", type=Path, help="config.json of the shape")
-    parser.add_argument("--out", type=Path, help="JSON to write")
+    parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer of `--text`")
+    parser.add_argument("--text", type=Path, nargs="*", default=[], help="files of real text")
     parser.add_argument("--work", type=Path, default=Path("/tmp/throughput"), help="folder to make or use")
+    parser.add_argument("--row", type=int, help="tokens of uptrain's rows, two a step; default: the recipe's")
+    parser.add_argument("--commit", default="", help="to record")
+    parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
+    return parser
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--out", type=Path, help="JSON to write")
     parser.add_argument("--parts", nargs="*", default=["distill", "plain", "uptrain"], help="in this order")
     parser.add_argument("--steps", type=int, default=6, help="of each part")
-    parser.add_argument("--row", type=int, help="tokens of uptrain's rows, two a step; default: the recipe's")
     parser.add_argument("--rows", type=int, nargs="*", default=[8, 4], help="of a pass of the plain step")
     parser.add_argument("--plain", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--loss", choices=("kl", "ce"), help=argparse.SUPPRESS)
-    parser.add_argument("--commit", default="", help="to record")
     parser.add_argument("--seconds", type=float, default=3600, help="end after these")
-    parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
     arguments = parser.parse_args()
     unwind_when_terminated()
     path = arguments.work / "recipe.yaml"
@@ -282,6 +311,7 @@ def main() -> None:
         gpus = 2 if way and not alone else 1
         row = {"commit": arguments.commit, **figures(found, recipe, loss, gpus, softmax=alone)}
         result["parts"][part] = row
+        result["losses_apart"] = apart(result["parts"])
         arguments.out.write_text(json.dumps(result, indent=1))
         shown = {
             key: row.get(key)
