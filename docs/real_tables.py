@@ -12,7 +12,7 @@ LENGTHS = (1024, 2048, 4096, 8192)
 TASKS = {"noise": "in noise", "book": "in a book", "one of four": "one of four"}
 CHOICES = ("all", "none", "layers", "select", "refined", "attention at 8,192")
 """of heads, as the table shows them"""
-ELSEWHERE = ("9 heads", "GDN", "GLA", "windows of 256", "130M tokens", "3 partitions")
+ELSEWHERE = ("9 heads", "GDN", "GLA", "windows of 256", "64M tokens", "130M tokens", "3 partitions")
 """words in the names of trainings that the first page leaves to the page of results"""
 Entry = Mapping[str, Any]
 """what a report says of one choice of heads, or of one training"""
