@@ -105,8 +105,10 @@ def _check_module(module: str, arguments: Sequence[str]) -> None:
 
 
 def _check_script(script: Path, arguments: Sequence[str]) -> None:
-    """The script exists and names the options."""
+    """The script exists, and it or what it takes from its own folder names the options."""
     text = script.read_text(encoding="utf-8")
+    beside = [script.with_name(f"{name}.py") for name in re.findall(r"(?m)^(?:from|import) (\w+)", text)]
+    text += "".join(file.read_text(encoding="utf-8") for file in beside if file.is_file())
     for option in (word.partition("=")[0] for word in arguments if word.startswith("--")):
         _check_listed(f'"{option}"', text)
 
