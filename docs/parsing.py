@@ -1,12 +1,16 @@
 """Checks of commands that tests cannot run (hub, GPU, installation): do they exist, and do their options parse?"""
 
 import re
+import runpy
 import shlex
+import sys
 import tomllib
-from collections.abc import Sequence
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 from typer.main import get_command
 
@@ -93,24 +97,26 @@ def _what_runs(module: str) -> str:
 
 
 def _check_module(module: str, arguments: Sequence[str]) -> None:
-    """Its own parser accepts the arguments, where it offers one; else it names the options."""
     module = _what_runs(module)
-    script = _module_file(module)
-    if "\ndef parser(" not in script.read_text(encoding="utf-8"):
-        return _check_script(script, arguments)
-    try:
-        import_module(module).parser().parse_args(list(arguments))
-    except SystemExit as error:
-        raise ValueError(f"{module} refuses {shlex.join(arguments)}") from error
+    _check_options(_module_file(module), arguments, lambda: import_module(module).parser())
 
 
 def _check_script(script: Path, arguments: Sequence[str]) -> None:
-    """The script exists, and it or what it takes from its own folder names the options."""
+    with mock.patch.object(sys, "path", [str(script.parent), *sys.path]):
+        _check_options(script, arguments, lambda: runpy.run_path(str(script))["parser"]())
+
+
+def _check_options(script: Path, arguments: Sequence[str], parser: Callable[[], ArgumentParser]) -> None:
+    """The script's own parser accepts the arguments, where it offers one; else it names the options."""
     text = script.read_text(encoding="utf-8")
-    beside = [script.with_name(f"{name}.py") for name in re.findall(r"(?m)^(?:from|import) (\w+)", text)]
-    text += "".join(file.read_text(encoding="utf-8") for file in beside if file.is_file())
-    for option in (word.partition("=")[0] for word in arguments if word.startswith("--")):
-        _check_listed(f'"{option}"', text)
+    if "\ndef parser(" not in text:
+        for option in (word.partition("=")[0] for word in arguments if word.startswith("--")):
+            _check_listed(f'"{option}"', text)
+        return
+    try:
+        parser().parse_args(list(arguments))
+    except SystemExit as error:
+        raise ValueError(f"{script.stem} refuses {shlex.join(arguments)}") from error
 
 
 def _check_extras(packages: Sequence[str]) -> None:

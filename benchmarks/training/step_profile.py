@@ -9,8 +9,8 @@ Folders, parts and passes are those of `throughput.py`, on one GPU. A part runs 
 sees the step after the first ones, which compile, and the part ends there. The JSON has milliseconds and launches by
 kind of kernel, and all kernels by name. `--tiny` tries the script on a CPU.
 
-By kind of layer, on SmolLM2's shape and real text: `smollm2-heads`, one state beside a window in all but six heads;
-`smollm2-heads-windows`, the window alone; `smollm2-sse`, 16 partitions in 22 layers; `smollm2-windows`, windows there:
+By kind of layer, on SmolLM2's shape and real text: `smollm2-heads`, one state beside a window in all but six heads, and
+`smollm2-sse`, 16 partitions in 22 layers; of each the windows alone with `--set "layers.pattern=[sliding]"`:
 
     python benchmarks/training/step_profile.py smollm2-heads --config tests/fixtures/configs/smollm2-135m.json \\
         --tokenizer TEACHER --text TEXT --parts distill --work /tmp/heads --out out/heads.json
@@ -121,15 +121,19 @@ def watched(part: str, path: Path, arguments: argparse.Namespace) -> None:
     runpy.run_module("sse_convert", run_name="__main__")
 
 
+def parser() -> argparse.ArgumentParser:
+    p = parser_of(__doc__)
+    p.add_argument("--out", type=Path, required=True, help="JSON to write")
+    p.add_argument("--parts", nargs="*", default=["distill", "plain"], choices=PARTS)
+    p.add_argument("--rows", type=int, nargs="*", default=[8], help="of a pass of the plain step")
+    p.add_argument("--seconds", type=float, default=240, help="for each part")
+    p.add_argument("--watched", choices=PARTS, help=argparse.SUPPRESS)
+    return p
+
+
 def main() -> None:
     """Each part in a process of its own."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="JSON to write")
-    parser.add_argument("--parts", nargs="*", default=["distill", "plain"], choices=PARTS)
-    parser.add_argument("--rows", type=int, nargs="*", default=[8], help="of a pass of the plain step")
-    parser.add_argument("--seconds", type=float, default=240, help="for each part")
-    parser.add_argument("--watched", choices=PARTS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     unwind_when_terminated()
     path = arguments.work / "recipe.yaml"
     if arguments.watched:

@@ -61,6 +61,7 @@ from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.mixers import FULL
 from sse_convert.modeling.head import Head
 from sse_convert.recipe import load_recipe, resolve
+from sse_convert.recipe.overrides import apply_overrides
 from sse_convert.recipe.schema import Recipe
 from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.speed import training_flops
@@ -91,9 +92,10 @@ def make_config(config: Path, work: Path, row: int | None) -> Path:
     return path
 
 
-def make_recipe(name: str, work: Path, row: int | None, text: list[Path], *, tiny: bool) -> Path:
+def make_recipe(name: str, changes: list[str], work: Path, row: int | None, text: list[Path], *, tiny: bool) -> Path:
     """Write the recipe with this model and this text; in the stage of text alone two rows a step, of so many tokens."""
-    recipe = yaml.safe_load(Path(f"benchmarks/training/{name}.yaml").read_text())
+    base = yaml.safe_load(Path(f"benchmarks/training/{name}.yaml").read_text())
+    recipe, _ = apply_overrides(base, changes)
     recipe["model"] = str(work / "teacher")
     sources = [{"path": str(path.absolute())} for path in text or [work / "text"]]
     recipe["data"] = {"train": sources, "needles": recipe["data"].get("needles", {})}
@@ -244,7 +246,7 @@ def prepare(arguments: argparse.Namespace, path: Path) -> None:
         make_teacher(
             make_config(arguments.config, work, arguments.row), work / "teacher", tokenizer, tiny=arguments.tiny
         )
-    make_recipe(arguments.recipe, work, arguments.row, arguments.text, tiny=arguments.tiny)
+    make_recipe(arguments.recipe, arguments.set, work, arguments.row, arguments.text, tiny=arguments.tiny)
     if not done.is_dir():
         convert = [sys.executable, "-m", "sse_convert", "convert", str(path), "-o", str(done)]
         subprocess.run(convert, check=True, capture_output=True)
@@ -263,28 +265,33 @@ def apart(parts: dict[str, Any]) -> dict[str, float]:
 
 def parser_of(text: str | None) -> argparse.ArgumentParser:
     """Arguments that say what is measured."""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", help="name of a recipe in this folder, which names its layers")
-    parser.add_argument("--config", type=Path, help="config.json of the shape")
-    parser.add_argument("--tokenizer", type=Path, help="folder of the tokenizer of `--text`")
-    parser.add_argument("--text", type=Path, nargs="*", default=[], help="files of real text")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/throughput"), help="folder to make or use")
-    parser.add_argument("--row", type=int, help="tokens of uptrain's rows, two a step; default: the recipe's")
-    parser.add_argument("--commit", default="", help="to record")
-    parser.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
-    return parser
+    p = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("recipe", help="name of a recipe in this folder, which names its layers")
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
+    p.add_argument("--config", type=Path, help="config.json of the shape")
+    p.add_argument("--tokenizer", type=Path, help="folder of the tokenizer of `--text`")
+    p.add_argument("--text", type=Path, nargs="*", default=[], help="files of real text")
+    p.add_argument("--work", type=Path, default=Path("/tmp/throughput"), help="folder to make or use")
+    p.add_argument("--row", type=int, help="tokens of uptrain's rows, two a step; default: the recipe's")
+    p.add_argument("--commit", default="", help="to record")
+    p.add_argument("--tiny", action="store_true", help="a tiny shape, to try the script")
+    return p
+
+
+def parser() -> argparse.ArgumentParser:
+    p = parser_of(__doc__)
+    p.add_argument("--out", type=Path, help="JSON to write")
+    p.add_argument("--parts", nargs="*", default=["distill", "plain", "uptrain"], help="in this order")
+    p.add_argument("--steps", type=int, default=6, help="of each part")
+    p.add_argument("--rows", type=int, nargs="*", default=[8, 4], help="of a pass of the plain step")
+    p.add_argument("--plain", type=int, help=argparse.SUPPRESS)
+    p.add_argument("--loss", choices=("kl", "ce"), help=argparse.SUPPRESS)
+    p.add_argument("--seconds", type=float, default=3600, help="end after these")
+    return p
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--out", type=Path, help="JSON to write")
-    parser.add_argument("--parts", nargs="*", default=["distill", "plain", "uptrain"], help="in this order")
-    parser.add_argument("--steps", type=int, default=6, help="of each part")
-    parser.add_argument("--rows", type=int, nargs="*", default=[8, 4], help="of a pass of the plain step")
-    parser.add_argument("--plain", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--loss", choices=("kl", "ce"), help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=3600, help="end after these")
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     unwind_when_terminated()
     path = arguments.work / "recipe.yaml"
     if arguments.plain is not None:

@@ -158,6 +158,7 @@ def test_commands_that_parse(command: str) -> None:
         ("python -m benchmarks.kernels.missing", "missing"),
         ("python -m benchmarks.kernels.decoding_step --in there", "--in"),
         ("python -m benchmarks.real.heads model books out.json --samples few", "heads refuses model"),
+        ("python benchmarks/training/step_profile.py x --out out.json --steps 3", "step_profile refuses x"),
         ("make nothing", "nothing"),
         ("pip install .[none]", "none"),
         ("rm -rf out", "no check is known"),

@@ -8,7 +8,7 @@ pointers, which arguments are None, whether integers need 64 bits, and compile-t
 import contextlib
 import functools
 from collections.abc import Hashable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -60,10 +60,8 @@ def launch(
 @contextlib.contextmanager
 def compiled_together() -> Iterator[None]:
     """Compile what is launched inside side by side, in every thread, and run none of it: what kernels would write stays
-    as it was allocated. On a GPU; elsewhere launches are what they are.
-
-    Raises:
-        Exception: of the first that cannot be compiled.
+    as it was allocated. What cannot be compiled says so when it is launched after all. On a GPU; elsewhere launches are
+    what they are.
     """
     global _compiling
     made: list[Future[Any]] = []
@@ -72,8 +70,7 @@ def compiled_together() -> Iterator[None]:
         yield
     finally:
         _compiling = None
-    for future in made:
-        future.result()
+    wait(made)
 
 
 def _compile(device: int, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
