@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from sse_convert.compat import compiled_since, configure_compile, default_code_folder, has_cpp_compiler
 from sse_convert.console import say
 from sse_convert.errors import DependencyError
+from sse_convert.training.monitors import Monitor, Progress
 from sse_convert.training.setup import decoder_layers
 
 COMPILED = "compiled"
@@ -90,21 +91,20 @@ def _with_gradient(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         args[0].requires_grad_()
 
 
-class LateCompiling:
-    """Says what is compiled after the first steps of a start, and why."""
+class LateCompiling(Monitor):
+    """Says what is compiled after the first steps of a start, and why.
 
-    def __init__(self) -> None:
-        self._steps, self._since = 0, time.time()
+    Args:
+        aloud: on the main process.
+    """
 
-    def after(self, step: int, *, aloud: bool) -> None:
-        """Look at what a step compiled.
+    def __init__(self, *, aloud: bool) -> None:
+        self._steps, self._since, self._aloud = 0, time.time(), aloud
 
-        Args:
-            step: its number in the stage.
-            aloud: on the main process.
-        """
+    def say(self, now: Progress, record: dict[str, Any]) -> None:
+        """Look at what the step compiled."""
         self._steps += 1
         found, self._since = compiled_since(self._since), time.time()
-        if aloud and self._steps > FIRST and found:
+        if self._aloud and self._steps > FIRST and found:
             why = "; ".join(dict.fromkeys(" ".join(reason.split()) for _, reason in found))
-            say(f"warning: step {step} compiled again, for {sum(spent for spent, _ in found):.0f} s: {why}")
+            say(f"warning: step {now.step} compiled again, for {sum(spent for spent, _ in found):.0f} s: {why}")

@@ -29,6 +29,7 @@ from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import DataError, HubError
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.training.context import Place
+from sse_convert.training.monitors import Monitor
 from sse_convert.training.objective import Objective
 from sse_convert.training.prefetch import micro_batches
 from sse_convert.training.schedule import Schedule
@@ -124,7 +125,7 @@ def _readable_rows(recipe: Recipe, stage: Stage, checkpoint: Path, looks: Looks)
     return rows, ""
 
 
-class HeldOut:
+class HeldOut(Monitor):
     """The looks of a stage, and which was the lowest. JSON-ready memory lets a continued stage go on from them.
 
     Args:
@@ -136,6 +137,8 @@ class HeldOut:
         name: of the stage, for messages.
         memory: of an interrupted run; of other rows it counts for nothing.
     """
+
+    key = "held_out"
 
     def __init__(
         self,
@@ -153,9 +156,9 @@ class HeldOut:
         self._batches = micro_batches(_dealt_out(rows, place), micro_batch if evenly else 1, place)
         digest = hashlib.sha256(b"".join(row.input_ids.tobytes() + row.labels.tobytes() for row in rows)).hexdigest()
         fresh: dict[str, Any] = {"rows": digest, "first": None, "last": None, "lowest": None, "worse": 0}
-        self.memory = memory if memory is not None and memory["rows"] == digest else fresh
+        self._memory = memory if memory is not None and memory["rows"] == digest else fresh
 
-    def look(self, step: int, *, last: bool) -> dict[str, float]:
+    def after_update(self, step: int, *, last: bool) -> dict[str, float]:
         """The figures after a step (from 1), for its record; empty where no look is due. Every process must call it."""
         if not self._looks.due(step, last=last):
             return {}
@@ -167,13 +170,17 @@ class HeldOut:
 
     def note(self) -> str:
         """The last figure, for the progress bar."""
-        last = self.memory["last"]
+        last = self._memory["last"]
         return "" if last is None else f", {NAMES[self._objective.judged]} {last['value']:.4f}"
 
-    def summary(self) -> dict[str, Any]:
-        """First, last and best look, and what they judge by; for the report."""
-        first, last, best = (self.memory[key] for key in ("first", "last", "lowest"))
-        return {"judged": self._objective.judged, "first": first, "last": last, "best": best}
+    def memory(self) -> dict[str, Any]:
+        """The first, the last and the lowest look, and of which rows."""
+        return self._memory
+
+    def report(self, records: list[dict[str, Any]]) -> dict[str, Any]:
+        """`held_out`: first, last and best look, and what they judge by."""
+        first, last, best = (self._memory[key] for key in ("first", "last", "lowest"))
+        return {"held_out": {"judged": self._objective.judged, "first": first, "last": last, "best": best}}
 
     def _sums(self) -> dict[str, float]:
         accelerator = self._objective.accelerator
@@ -186,13 +193,13 @@ class HeldOut:
         return dict(zip(sums, total.tolist(), strict=True))
 
     def _remember(self, step: int, value: float) -> None:
-        point, lowest, before = {"step": step, "value": value}, self.memory["lowest"], self.memory["last"]
-        self.memory = {**self.memory, "first": self.memory["first"] or point, "last": point}
+        point, lowest, before = {"step": step, "value": value}, self._memory["lowest"], self._memory["last"]
+        self._memory = {**self._memory, "first": self._memory["first"] or point, "last": point}
         if lowest is None or value < lowest["value"]:
-            self.memory |= {"lowest": point, "worse": 0}
+            self._memory |= {"lowest": point, "worse": 0}
             return
         rises = is_worse(value, lowest["value"]) and value > before["value"] and step > self._looks.settled
-        self.memory["worse"] = worse = self.memory["worse"] + 1 if rises else 0
+        self._memory["worse"] = worse = self._memory["worse"] + 1 if rises else 0
         if worse == PATIENCE and self._objective.accelerator.is_main_process:
             say(
                 f"warning: {self._name}: {NAMES[self._objective.judged]} was {lowest['value']:.4f} at step "

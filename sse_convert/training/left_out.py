@@ -2,31 +2,56 @@
 
 from typing import Any
 
+from accelerate import Accelerator
+
+from sse_convert.console import say
 from sse_convert.errors import TrainingError
 from sse_convert.training.checkpoint import Checkpoints
+from sse_convert.training.monitors import Monitor, Progress
 
 NOT_FINITE = "not finite"
 IN_A_ROW = 10
 """steps left out one after the other after which the stage stops"""
 
 
-def check_left_out(in_a_row: int, what: str, checkpoints: Checkpoints) -> None:
-    """Give up where too many steps were left out.
+class LeftOut(Monitor):
+    """Says which steps were left out.
 
     Args:
-        in_a_row: steps left out one after the other, up to this one.
-        what: the last one, for the message.
         checkpoints: of the stage.
-
-    Raises:
-        TrainingError: `IN_A_ROW` is reached.
+        accelerator: of the stage.
     """
-    if in_a_row >= IN_A_ROW:
-        raise TrainingError(
-            f"{in_a_row} steps in a row were not finite; last, {what}",
-            expected="a finite loss and gradient",
-            fix=last_good(checkpoints),
-        )
+
+    def __init__(self, checkpoints: Checkpoints, accelerator: Accelerator) -> None:
+        self._checkpoints, self._aloud = checkpoints, accelerator.is_main_process
+
+    def say(self, now: Progress, record: dict[str, Any]) -> None:
+        """Name a step that was left out.
+
+        Raises:
+            TrainingError: it is the last of `IN_A_ROW`.
+        """
+        if "left_out" not in record:
+            return
+        what = f"step {now.step}: loss {record['loss']}, gradient norm {record['grad_norm']}: {record['left_out']}"
+        if now.bad_in_a_row >= IN_A_ROW:
+            raise TrainingError(
+                f"{now.bad_in_a_row} steps in a row were not finite; last, {what}",
+                expected="a finite loss and gradient",
+                fix=last_good(self._checkpoints),
+            )
+        if self._aloud:
+            say(f"{what}, weights left as they are")
+
+    def report(self, records: list[dict[str, Any]]) -> dict[str, Any]:
+        """`left_out`: step, loss (None where not finite) and why."""
+        return {
+            "left_out": [
+                {"step": record["step"], "loss": record["loss"], "why": record["left_out"]}
+                for record in records
+                if "left_out" in record
+            ]
+        }
 
 
 def last_good(checkpoints: Checkpoints) -> str:
@@ -41,12 +66,3 @@ def kept(checkpoints: Checkpoints) -> str:
     """The newest checkpoint in words. Its weights are finite, and it was written before the trouble."""
     path = checkpoints.newest_path()
     return "no checkpoint was written yet" if path is None else f"the last good checkpoint is {path}"
-
-
-def left_out_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps of a log that were left out: step, loss (None where not finite) and why."""
-    return [
-        {"step": record["step"], "loss": record["loss"], "why": record["left_out"]}
-        for record in records
-        if "left_out" in record
-    ]

@@ -15,40 +15,18 @@ from torch import Tensor
 from sse_convert.checkpoints.weights import nonfinite_tensors, some
 from sse_convert.console import Bar, progress, say
 from sse_convert.errors import DataError, TrainingError
-from sse_convert.modeling.layer import SSEAttention
 from sse_convert.recipe.schema import Stage
 from sse_convert.training.checkpoint import Checkpoints
-from sse_convert.training.compiling import LateCompiling
-from sse_convert.training.held_out import HeldOut
-from sse_convert.training.left_out import NOT_FINITE, check_left_out, kept, last_good
-from sse_convert.training.metrics import (
-    HEALTH_EVERY,
-    MetricsLog,
-    gradient_norm,
-    router_health,
-    router_parameters,
-    whole,
-)
-from sse_convert.training.objective import Batch, Objective, Part
+from sse_convert.training.left_out import NOT_FINITE, kept, last_good
+from sse_convert.training.metrics import MetricsLog
+from sse_convert.training.monitors import Monitor, Progress
+from sse_convert.training.objective import Batch, Objective, Part, whole
 from sse_convert.training.prefetch import Step
-from sse_convert.training.router_collapse import LOOKS, CollapseWatch, collapse_message, load_spread
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.stop import Stop
 
 CLIP = 1.0
 """of the gradient norm of each part"""
-
-
-@dc.dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a stage stands."""
-
-    step: int = 0
-    """optimizer steps done, skipped ones included"""
-    skipped: int = 0
-    """steps that were left out"""
-    bad_in_a_row: int = 0
-    """of those, how many came last"""
 
 
 def train(
@@ -59,8 +37,7 @@ def train(
     checkpoints: Checkpoints,
     log: MetricsLog,
     start: Progress,
-    watch: CollapseWatch,
-    held_out: HeldOut | None = None,
+    monitors: Sequence[Monitor],
 ) -> Progress:
     """Train from `start` to the end of the schedule.
 
@@ -72,42 +49,41 @@ def train(
         checkpoints: where to save.
         log: where to write.
         start: how far an earlier run came.
-        watch: looks at routers.
-        held_out: looks at held-out text; None for none.
+        monitors: look at each step.
 
     Raises:
         TrainingError: too many steps were left out, or weights are not finite.
         DataError: the text cannot be used, or a step has nothing to predict.
     """
-    accelerator, now, compiling = objective.accelerator, start, LateCompiling()
+    accelerator, now = objective.accelerator, start
     with _bar(accelerator, stage, schedule, start) as bar, Stop(accelerator) as stop:
         for step in steps:
             if now.step == schedule.steps:
                 break
             began = time.monotonic()
+            number, last = now.step + 1, now.step + 1 == schedule.steps
             factor = schedule.factor(now.step)
             _set_rates(objective.parts, factor)
             values, tokens = _gradients(objective, step.batches, schedule)
-            record: dict[str, Any] = {"step": now.step + 1, "tokens": (now.step + 1) * schedule.step_tokens, **values}
+            record: dict[str, Any] = {"step": number, "tokens": number * schedule.step_tokens, **values}
             record |= {"predicted": tokens, "lr": max(rate for p in objective.parts for rate in p.rates) * factor}
-            if now.step % HEALTH_EVERY == 0 or now.step + 1 == schedule.steps:
-                record |= _health(objective, watch)
-            now = _stepped(objective, stage, now, record)
+            for monitor in monitors:
+                record |= monitor.before_update(number, last=last)
+            now = _stepped(objective, now, record)
             record["seconds"] = time.monotonic() - began
-            last = now.step == schedule.steps
-            if held_out is not None:
-                record |= held_out.look(now.step, last=last)
+            for monitor in monitors:
+                record |= monitor.after_update(number, last=last)
             log.write(record)
             if bar is not None:
-                note = f"loss {values['loss']:.4f}{'' if held_out is None else held_out.note()}"
-                bar.update(schedule.step_tokens, note=note)
-            _report(accelerator, watch, now, record, checkpoints)
-            compiling.after(now.step, aloud=accelerator.is_main_process)
+                notes = "".join(monitor.note() for monitor in monitors)
+                bar.update(schedule.step_tokens, note=f"loss {values['loss']:.4f}{notes}")
+            for monitor in monitors:
+                monitor.say(now, record)
             stopping, due = stop.wanted(), checkpoints.due(now.step, stage.checkpoint_steps)
             if last or due or stopping:
                 state = {**dc.asdict(now), "position": step.position, "memory": objective.memory()}
-                state |= {"guard": watch.memory()}
-                _save(objective, now, state, checkpoints, held_out, last=last, stopping=stopping)
+                state |= {monitor.key: monitor.memory() for monitor in monitors if monitor.key}
+                _save(objective, now, state, checkpoints, last=last, stopping=stopping)
             if stopping:
                 stop.obey()
         if stop.wanted():  # it came while the last step was saved
@@ -120,7 +96,6 @@ def _save(
     now: Progress,
     state: dict[str, Any],
     checkpoints: Checkpoints,
-    held_out: HeldOut | None,
     *,
     last: bool,
     stopping: bool,
@@ -138,8 +113,6 @@ def _save(
         if not stopping:
             raise TrainingError(why, expected="finite weights", fix=last_good(checkpoints))
     else:
-        if held_out is not None:
-            state |= {"held_out": held_out.memory}
         checkpoints.save(now.step, objective.parts, state)
         return
     if stopping and objective.accelerator.is_main_process:
@@ -174,7 +147,7 @@ def _gradients(objective: Objective, batches: Sequence[Batch], schedule: Schedul
     return dict(zip(sums, total.tolist(), strict=True)), tokens
 
 
-def _stepped(objective: Objective, stage: Stage, now: Progress, record: dict[str, Any]) -> Progress:
+def _stepped(objective: Objective, now: Progress, record: dict[str, Any]) -> Progress:
     """Make the step of the gradients at hand, or leave it out; completes the record. Returns where the stage stands."""
     record["grad_norm"], made = _update(objective, record["loss"])
     after = dc.replace(now, step=now.step + 1, bad_in_a_row=0)
@@ -204,46 +177,10 @@ def _update(objective: Objective, loss: float) -> tuple[float, bool]:
     return norm, finite
 
 
-def sse_layers_of(objective: Objective) -> dict[int, SSEAttention]:
-    """The SSE layers that the objective trains, by index."""
-    layers: dict[int, SSEAttention] = objective.student.sse_layers()
-    return layers
-
-
-def _health(objective: Objective, watch: CollapseWatch) -> dict[str, Any]:
-    layers = sse_layers_of(objective)
-    stats = {i: stats for i, layer in layers.items() if (stats := layer.router_stats()) is not None}
-    health = router_health(stats)
-    if stats:
-        own = [load_spread(health["routers"][str(i)]["load"], layers[i].mixer.top_k) for i in stats]
-        device = objective.accelerator.device
-        shared = objective.accelerator.reduce(torch.tensor(own, dtype=torch.float32, device=device), "mean")
-        if collapsed := watch.look(dict(zip(stats, shared.tolist(), strict=True))):
-            health["collapsed"] = collapsed
-    norms = [gradient_norm(router_parameters(part.module)) for part in objective.parts]
-    found = [float(norm) for norm in norms if norm is not None]
-    return {**health, "gate_grad_norm": math.hypot(*found)} if found else health
-
-
 def _set_rates(parts: Sequence[Part], factor: float) -> None:
     for part in parts:
         for group, rate in zip(part.optimizer.param_groups, part.rates, strict=True):
             group["lr"] = rate * factor
-
-
-def _report(
-    accelerator: Accelerator, watch: CollapseWatch, now: Progress, record: dict[str, Any], checkpoints: Checkpoints
-) -> None:
-    """Say what is wrong with a step; an error where there is too much of it."""
-    if "left_out" in record:
-        what = f"step {now.step}: loss {record['loss']}, gradient norm {record['grad_norm']}"
-        what = f"{what}: {record['left_out']}"
-        check_left_out(now.bad_in_a_row, what, checkpoints)
-        if accelerator.is_main_process:
-            say(f"{what}, weights left as they are")
-    for i in record.get("collapsed", []):
-        if watch.counts[i] == LOOKS and accelerator.is_main_process:
-            say(collapse_message(i, record["routers"][str(i)]["load"], now.step))
 
 
 @contextlib.contextmanager

@@ -1,12 +1,9 @@
-"""The step log: metrics.jsonl (one line per optimizer step), router health."""
+"""The step log: metrics.jsonl, one line per optimizer step."""
 
 import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor, nn
 
 from sse_convert.errors import CheckpointError
 
@@ -14,10 +11,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 FILE = "metrics.jsonl"
-HEALTH_EVERY = 10
-"""optimizer steps between looks at the routers"""
-DEAD_SHARE = 0.01
-"""a partition with less than this share of an even load is called dead"""
 
 
 class MetricsLog:
@@ -77,50 +70,6 @@ def _record(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
-
-
-def router_health(stats: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Router statistics of all layers as a few numbers.
-
-    Args:
-        stats: of the layers with a router, by `SSEAttention.router_stats`.
-
-    Returns:
-        load_entropy (mean over layers, as a share of the entropy of an even load), dead_partitions (their number),
-        and `routers` with the entropy and the loads of each layer.
-    """
-    if not stats:
-        return {}
-    even = {i: math.log(len(value["load"])) for i, value in stats.items()}
-    loads = {i: (value["load"] / value["load"].sum().clamp_min(1e-12)).tolist() for i, value in stats.items()}
-    return {
-        "load_entropy": sum(value["entropy"] / even[i] for i, value in stats.items()) / len(stats),
-        "dead_partitions": sum(sum(x < DEAD_SHARE / len(load) for x in load) for load in loads.values()),
-        "routers": {
-            str(i): {"entropy": value["entropy"], "gate": value["gate_mean"], "load": loads[i]}
-            for i, value in stats.items()
-        },
-    }
-
-
-def gradient_norm(parameters: list[nn.Parameter]) -> Tensor | None:
-    """Norm of the gradients of all parameters together, sharded or not, 0-d; None without any."""
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not grads:
-        return None
-    norm = torch.nn.utils.get_total_norm(grads)
-    return whole(norm)
-
-
-def router_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The router weights of a prepared module."""
-    return [parameter for name, parameter in module.named_parameters() if name.endswith("sse_router.weight")]
-
-
-def whole(value: Tensor) -> Tensor:
-    """A plain tensor from one that may be sharded."""
-    full: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return full
 
 
 def _finite(value: Any) -> Any:

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 Batch = Mapping[str, Tensor]
 
 
+def whole(value: Tensor) -> Tensor:
+    """A plain tensor from one that may be sharded."""
+    full: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return full
+
+
 @dc.dataclass(frozen=True, slots=True)
 class Part:
     """A module with an optimizer of its own, as Accelerate prepared them."""

@@ -35,19 +35,20 @@ from sse_convert.surgery.stage_memory import still_the_teachers
 from sse_convert.training import fit, metrics
 from sse_convert.training.align import Align
 from sse_convert.training.checkpoint import Checkpoints, writing
-from sse_convert.training.compiling import COMPILED, kept_code
+from sse_convert.training.compiling import COMPILED, LateCompiling, kept_code
 from sse_convert.training.context import choose_attention, lay_out
 from sse_convert.training.distill import Distill
 from sse_convert.training.extend import Extension, differs_in_end, refuse_less, set_aside
 from sse_convert.training.fit import Chosen, Fit
 from sse_convert.training.held_out import HeldOut, Looks, held_out_rows
-from sse_convert.training.left_out import left_out_steps
-from sse_convert.training.loop import Progress, train
+from sse_convert.training.left_out import LeftOut
+from sse_convert.training.loop import train
 from sse_convert.training.metrics import MetricsLog
 from sse_convert.training.model_objective import Student
+from sse_convert.training.monitors import Monitor, Progress
 from sse_convert.training.objective import Objective
 from sse_convert.training.prefetch import Background, Step, steps
-from sse_convert.training.router_collapse import CollapseWatch, collapses
+from sse_convert.training.router_watch import RouterWatch
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import load_student, load_teacher, make_accelerator, stretch_rope
 from sse_convert.training.stage_inputs import (
@@ -328,24 +329,33 @@ class _StageRun:
         state = self.checkpoints.newest()
         objective = self._objective(None if state is None else state["memory"])
         torch.manual_seed(self.recipe.train.seed + self.accelerator.process_index)  # unless a checkpoint says otherwise
-        now, position, watched = Progress(), None, None
+        now, position = Progress(), None
         if state is not None:
             now = Progress(**{field.name: state[field.name] for field in dc.fields(Progress) if field.name in state})
             if self.accelerator.is_main_process:
                 say(f"{self.stage.name}: continuing at step {now.step} of {self.schedule.steps}")
-            position, watched = state["position"], state.get("guard")
+            position = state["position"]
             self.checkpoints.load(objective.parts)
-        held_out = self._held_out(objective, None if state is None else state.get("held_out"))
-        watch = CollapseWatch.of(watched)
+        monitors = self._monitors(objective, state or {})
         if self.accelerator.is_main_process:
             self.checkpoints.restore_log()
         log = self.log = MetricsLog(self.work, self.accelerator)
         try:
             with Background(self._steps(position)) as rows:
-                now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, watch, held_out)
+                now = train(objective, rows, self.stage, self.schedule, self.checkpoints, log, now, monitors)
         finally:
             objective.close()
-        return objective, self._report(objective, now, {} if held_out is None else held_out.summary())
+        return objective, self._report(objective, now, monitors)
+
+    def _monitors(self, objective: Objective, saved: dict[str, Any]) -> list[Monitor]:
+        """What looks at each step, as a training checkpoint left it."""
+        held_out = self._held_out(objective, saved.get(HeldOut.key))
+        return [
+            *([] if held_out is None else [held_out]),
+            LeftOut(self.checkpoints, self.accelerator),
+            RouterWatch(objective, saved.get(RouterWatch.key)),
+            LateCompiling(aloud=self.accelerator.is_main_process),
+        ]
 
     def _held_out(self, objective: Objective, memory: dict[str, Any] | None) -> HeldOut | None:
         """The looks at held-out text, None for none."""
@@ -423,7 +433,7 @@ class _StageRun:
             place=self.place,
         )
 
-    def _report(self, objective: Objective, now: Progress, held_out: dict[str, Any]) -> StageReport:
+    def _report(self, objective: Objective, now: Progress, monitors: list[Monitor]) -> StageReport:
         records = metrics.read(self.work / metrics.FILE)
         losses = objective.curve(records)
         tail = losses[-AVERAGED:]
@@ -440,10 +450,8 @@ class _StageRun:
             seconds=sum(record["seconds"] for record in records),
             text_passes=[cursor[0] for cursor in state["position"]["sources"]],
             details=objective.details(records),
-            left_out=left_out_steps(records),
-            collapsed=collapses(records),
             rose=rises(losses),
             chosen=dc.asdict(self.chosen),
             extended=self.extensions,
-            held_out=held_out,
+            **{name: found for monitor in monitors for name, found in monitor.report(records).items()},
         )

@@ -14,6 +14,7 @@ from sse_convert.training import compiling
 from sse_convert.training.compiling import COMPILED, LateCompiling, kept_code
 from sse_convert.training.distill import Distill
 from sse_convert.training.model_objective import Student
+from sse_convert.training.monitors import Progress
 from tests.modeling.tiny import MIXERS, VOCAB, tiny_model, tiny_source
 
 LAYERS = ("full", "sse+sliding", "sse+sliding", "full")
@@ -149,10 +150,10 @@ def test_a_later_stage_of_cross_entropy_compiles_for_its_own_row_length(monkeypa
 
 def test_late_compiling_is_told_with_its_reason(capsys):
     double = torch.compile(lambda x: x * 2, backend="eager")
-    late, said = LateCompiling(), []
+    late, said = LateCompiling(aloud=True), []
     for step, length in enumerate([3, 4, 5, 5, 5], 1):
         double(torch.ones(length, dtype=torch.float32 if step < 5 else torch.int32))
-        late.after(step, aloud=True)
+        late.say(Progress(step), {})
         said.append(capsys.readouterr().err)
     torch.compiler.reset()
     assert said[:4] == [""] * 4

@@ -155,7 +155,7 @@ def test_two_learning_rates(train, converted):
 def test_compiled_layers_train_alike(make, train, text_folder, monkeypatch):
     """Traced, but not translated to C++, which takes a minute; checkpointed, with rows of one to three documents. Looks
     at held-out text compile nothing."""
-    look, added, layers = HeldOut.look, [], []
+    look, added, layers = HeldOut.after_update, [], []
 
     def counted(self, *args, **more):
         before = counters["stats"]["unique_graphs"]
@@ -163,7 +163,7 @@ def test_compiled_layers_train_alike(make, train, text_folder, monkeypatch):
         added.append(counters["stats"]["unique_graphs"] - before)
         return found
 
-    monkeypatch.setattr(HeldOut, "look", counted)
+    monkeypatch.setattr(HeldOut, "after_update", counted)
     data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
     whole = torch.nn.Module.compile
 

@@ -11,7 +11,9 @@ from sse_convert.modeling.router import RoutedLayer
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.training import left_out, loop
 from sse_convert.training.metrics import read
-from sse_convert.training.router_collapse import CollapseWatch, load_spread
+from sse_convert.training.router_watch import RouterWatch, gradient_norm, load_spread, router_parameters
+from tests.modeling.tiny import SSE, tiny_model
+from tests.surgery.models import tokens
 
 
 def test_spread_of_a_load():
@@ -23,9 +25,21 @@ def test_spread_of_a_load():
 
 
 def test_collapse_needs_looks_in_a_row():
-    watch = CollapseWatch()
+    watch = RouterWatch(None)
     spreads = (0.1, 0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
-    assert [watch.look({0: spread, 1: 0.9}) for spread in spreads] == [[]] * 6 + [[0]] * 2
+    assert [watch.collapsed({0: spread, 1: 0.9}) for spread in spreads] == [[]] * 6 + [[0]] * 2
+
+
+def test_router_parameters_are_all_that_choose():
+    model = tiny_model("qwen3", ("sse", "full", "sse", "full"), {"sse": SSE}).train()
+    model(tokens(), labels=tokens(), use_cache=False).loss.backward()
+    wanted = {name: weight for name, weight in model.named_parameters() if name.endswith("sse_router.weight")}
+    assert len(wanted) == 2
+    found = router_parameters(model)
+    assert {id(weight) for weight in found} == {id(weight) for weight in wanted.values()}
+    assert all(weight.grad.abs().max() > 0 for weight in found)
+    together = torch.cat([weight.grad.flatten() for weight in found]).norm()
+    torch.testing.assert_close(gradient_norm(found), together)
 
 
 @pytest.fixture
