@@ -43,13 +43,14 @@ from sse_convert.evaluation.evaluate import Evaluator, measures
 from sse_convert.evaluation.long_rows import splits_rows
 from sse_convert.evaluation.report import EVALUATION_FILE
 from sse_convert.evaluation.tasks import check_texts
-from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
+from sse_convert.evaluation.verdict import ModelVerdict
 from sse_convert.export.export import export_checkpoint
 from sse_convert.files import is_leftover, write_json, write_text
 from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, open_choice
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import Report, found_before
-from sse_convert.results.collect import RECIPE, read_evaluation, stages_folder
+from sse_convert.results.collect import RECIPE, stages_folder
+from sse_convert.results.stored_evaluation import read_evaluation
 from sse_convert.selection.automatic import choice_inputs, choose_layers
 from sse_convert.selection.team import Team
 from sse_convert.surgery.convert import convert_checkpoint
@@ -124,7 +125,7 @@ def run_recipe(recipe: Recipe, *, resume: bool = True) -> RunReport:
             folder = target
         figures = _measure(recipe, folder, steps)
         _export(recipe, folder, figures, steps)
-    verdict = None if figures is None else model_verdict(read_evaluation(figures))
+    verdict = None if figures is None else read_evaluation(figures).verdict()
     result = RunReport(out=str(steps.out), steps=tuple(steps.done), verdict=verdict, warnings=tuple(warnings))
     _require_sound(result, steps)
     return result

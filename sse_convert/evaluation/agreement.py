@@ -44,25 +44,28 @@ class Agreement:
     """tokens per window"""
     windows: int
     """windows"""
-    total: PositionAgreement
-    """over all positions"""
+    tokens: int
+    """predictions"""
+    kl: float
+    """KL(teacher || student) in nats per token, over all positions"""
+    kl_se: float | None
+    """standard error over windows, None with one window"""
+    top1: float
+    """share of predictions whose likeliest token is the teacher's, over all positions"""
+    top1_se: float | None
+    """standard error over windows, None with one window"""
     buckets: tuple[PositionAgreement, ...]
     """by tokens of context"""
 
     def to_dict(self) -> dict[str, object]:
         """JSON-ready, with 95% intervals (normal)."""
-        total = dc.asdict(self.total)
-        del total["start"], total["stop"]
+        data = dc.asdict(self)
+        buckets = data.pop("buckets")
         for name in ("kl", "top1"):
-            spread = None if total[f"{name}_se"] is None else Z95 * total[f"{name}_se"]
-            total[f"{name}_low"] = None if spread is None else total[name] - spread
-            total[f"{name}_high"] = None if spread is None else total[name] + spread
-        return {
-            "length": self.length,
-            "windows": self.windows,
-            **total,
-            "buckets": [dc.asdict(bucket) for bucket in self.buckets],
-        }
+            spread = None if data[f"{name}_se"] is None else Z95 * data[f"{name}_se"]
+            data[f"{name}_low"] = None if spread is None else data[name] - spread
+            data[f"{name}_high"] = None if spread is None else data[name] + spread
+        return {**data, "buckets": list(buckets)}
 
 
 class TeacherStates:
@@ -105,18 +108,19 @@ class Comparison:
         edges, bucket = self._windows.edges, self._windows.bucket
         rows, length = self._windows.input_ids.shape
         buckets = [
-            self._part(start, stop, bucket == i)
+            PositionAgreement(start, stop, *self._part(bucket == i))
             for i, (start, stop) in enumerate(itertools.pairwise(edges))
             if (bucket == i).any()
         ]
-        return Agreement(length, rows, self._part(0, length, bucket >= 0), tuple(buckets))
+        return Agreement(length, rows, *self._part(bucket >= 0), tuple(buckets))
 
-    def _part(self, start: int, stop: int, chosen: Tensor) -> PositionAgreement:
+    def _part(self, chosen: Tensor) -> tuple[int, float, float | None, float, float | None]:
+        """Of the predictions chosen: how many there are, KL and top-1 agreement, each with its standard error."""
         counts = chosen.sum(1).tolist()
         tokens = sum(counts)
         sums = [torch.where(chosen, values, 0.0).sum(1).tolist() for values in (self._kl, self._same)]
         kl, same = ((sum(s) / tokens, ratio_standard_error(s, counts)) for s in sums)
-        return PositionAgreement(start, stop, tokens, *kl, *same)
+        return tokens, *kl, *same
 
 
 def divergence(hidden: Tensor, head: Head, teacher_hidden: Tensor, teacher_head: Head) -> tuple[Tensor, Tensor]:

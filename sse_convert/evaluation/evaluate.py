@@ -24,10 +24,11 @@ from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import Bar, progress
 from sse_convert.evaluation.agreement import Comparison, TeacherStates
+from sse_convert.evaluation.figures import CacheSize, ModelScores, paired_gaps
 from sse_convert.evaluation.launched import found_by_all, meet_others
 from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.evaluation.perplexity import held_out_loss
-from sse_convert.evaluation.report import CacheSize, EvalReport, ModelScores
+from sse_convert.evaluation.report import EvalReport
 from sse_convert.evaluation.retrieval import needle_score
 from sse_convert.evaluation.tasks import Tasks, check_lengths, make_tasks
 from sse_convert.evaluation.throughput import throughput
@@ -127,6 +128,7 @@ class Evaluator:
         return EvalReport(
             teacher=teacher,
             student=dc.replace(student, agreement=tuple(watcher.result() for watcher in watchers)),
+            loss_gaps=paired_gaps(teacher, student),
             cache=cache_table(self._sizes, mixers, own, tasks, self._context),
             conditions={
                 **_conditions(self._recipe, self._context, self._place, self._dtype, tasks),

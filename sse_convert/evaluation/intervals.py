@@ -79,7 +79,7 @@ def ratio_standard_error(sums: Sequence[float], counts: Sequence[int]) -> float 
     return math.sqrt(len(groups) / (len(groups) - 1) * squares) / total
 
 
-def share_interval(correct: int, samples: int, of_correct: int, of_samples: int) -> tuple[float, float]:
+def share_interval(correct: float, samples: int, of_correct: float, of_samples: int) -> tuple[float, float]:
     """A 95% interval of the ratio of two shares, (correct / samples) / (of_correct / of_samples).
 
     Built from the Wilson intervals of both (method of variance estimates recovery). The shares are taken as

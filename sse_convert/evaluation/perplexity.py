@@ -78,10 +78,10 @@ class HeldOutLoss:
     """bits per UTF-8 byte of the predicted text"""
     buckets: tuple[PositionLoss, ...]
     """the same by tokens of context"""
-    window_sums: tuple[float, ...]
-    """summed loss of each window, to pair models window by window"""
-    window_counts: tuple[int, ...]
-    """predictions of each window"""
+    window_sums: tuple[float, ...] = ()
+    """summed loss of each window, to pair models window by window; not stored"""
+    window_counts: tuple[int, ...] = ()
+    """predictions of each window; not stored"""
 
     def to_dict(self) -> dict[str, object]:
         """JSON-ready, with a 95% interval (normal) and without the per-window figures."""

@@ -22,10 +22,7 @@ JSON (schema 1), all losses in nats per token, all intervals 95%:
 import dataclasses as dc
 from typing import Any
 
-from sse_convert.evaluation.agreement import Agreement
-from sse_convert.evaluation.harness import TaskScore
-from sse_convert.evaluation.perplexity import HeldOutLoss, loss_gap
-from sse_convert.evaluation.retrieval import NeedleScore
+from sse_convert.evaluation.figures import Figures
 from sse_convert.evaluation.tables import (
     agreement_lines,
     interval,
@@ -33,7 +30,6 @@ from sse_convert.evaluation.tables import (
     spread,
     task_lines,
 )
-from sse_convert.evaluation.throughput import Speed
 from sse_convert.evaluation.verdict import ModelVerdict, model_verdict
 from sse_convert.report import format_bytes, json_ready, table
 
@@ -43,98 +39,25 @@ EVALUATION_FILE = "evaluation.json"
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
-class ModelScores:
-    """Everything measured on one model."""
-
-    name: str
-    """folder or hub id"""
-    parameters: int
-    """number of parameters"""
-    dtype: str
-    """type of the weights during the measurement"""
-    held_out: tuple[HeldOutLoss, ...] = ()
-    """loss, one entry per window length"""
-    needles: tuple[NeedleScore, ...] = ()
-    """retrieval, one entry per length, kind and number of keys"""
-    agreement: tuple[Agreement, ...] = ()
-    """KL and top-1 agreement with the teacher, one entry per window length; none for the teacher"""
-    tasks: tuple[TaskScore, ...] = ()
-    """tasks of the lm-evaluation-harness, one entry per metric"""
-    speed: tuple[Speed, ...] = ()
-    """tokens per second and cache bytes, one entry per context length"""
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        values = {field.name: getattr(self, field.name) for field in dc.fields(self)}
-        return {
-            name: [score.to_dict() for score in value] if isinstance(value, tuple) else value
-            for name, value in values.items()
-        }
-
-
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
-class CacheSize:
-    """Bytes of the cache for one sequence, by formula."""
-
-    length: int
-    """tokens of context"""
-    teacher_bytes: int
-    """keys and values of the teacher"""
-    student_bytes: int
-    """keys, values and states of the student"""
-    student_state_bytes: int
-    """of these, states: they do not grow"""
-
-
-@dc.dataclass(frozen=True, kw_only=True, slots=True)
-class EvalReport:
-    """Teacher beside student."""
-
-    teacher: ModelScores
-    """the model that was converted"""
-    student: ModelScores
-    """the converted model"""
-    cache: tuple[CacheSize, ...]
-    """bytes by context length"""
-    conditions: dict[str, Any]
-    """machine, versions, text, seeds"""
-
-    def loss_gaps(self) -> list[dict[str, Any]]:
-        """Student minus teacher by window length, in nats per token."""
-        gaps = []
-        for teacher, student in zip(self.teacher.held_out, self.student.held_out, strict=True):
-            gap, error = loss_gap(student, teacher)
-            gaps.append({"length": teacher.length, "gap": gap, "gap_se": error})
-        return gaps
-
-    def retention(self) -> list[dict[str, Any]]:
-        """The student's needle accuracy as a share of the teacher's, by setting."""
-        rows = []
-        for teacher, student in zip(self.teacher.needles, self.student.needles, strict=True):
-            share = student.total.value / teacher.total.value if teacher.total.correct else None
-            setting = {"kind": teacher.kind, "keys": teacher.keys, "length": teacher.length}
-            rows.append({**setting, "teacher": teacher.total.value, "student": student.total.value, "share": share})
-        return rows
+class EvalReport(Figures):
+    """Teacher beside student: what terminal, verdict, model card and `compare` read, just measured or from its JSON."""
 
     def verdict(self) -> ModelVerdict:
         """What the figures come to, in words."""
-        return model_verdict(self._figures())
+        return model_verdict(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form, described at the top of this module."""
-        figures = self._figures()
-        return {**figures, "verdict": json_ready(model_verdict(figures))}
-
-    def _figures(self) -> dict[str, Any]:
         data: dict[str, Any] = json_ready(
             {
                 "schema": SCHEMA,
                 "conditions": self.conditions,
                 "teacher": self.teacher.to_dict(),
                 "student": self.student.to_dict(),
-                "loss_gaps": self.loss_gaps(),
+                "loss_gaps": self.loss_gaps,
                 "retention": self.retention(),
-                "cache": [dc.asdict(size) for size in self.cache],
+                "cache": self.cache,
+                "verdict": self.verdict(),
             }
         )
         return data
@@ -156,15 +79,15 @@ class EvalReport:
 
     def _loss_lines(self) -> list[str]:
         rows = [
-            (t.length, t.windows, t.loss, s.loss, gap["gap"], spread(gap["gap_se"]), t.bits_per_byte, s.bits_per_byte)
-            for t, s, gap in zip(self.teacher.held_out, self.student.held_out, self.loss_gaps(), strict=True)
+            (t.length, t.windows, t.loss, s.loss, gap.gap, spread(gap.gap_se), t.bits_per_byte, s.bits_per_byte)
+            for t, s, gap in zip(self.teacher.held_out, self.student.held_out, self.loss_gaps, strict=True)
         ]
         header = ("length", "windows", "teacher loss", "student loss", "gap", "+-95%", "teacher bpb", "student bpb")
         return ["held-out loss (nats/token) and bits per byte", *table(header, rows)] if rows else []
 
     def _needle_lines(self) -> list[str]:
         rows = [
-            (t.length, t.kind, t.keys, t.total.samples, interval(t.total), interval(s.total), percent(row["share"]))
+            (t.length, t.kind, t.keys, t.total.samples, interval(t.total), interval(s.total), percent(row.share))
             for t, s, row in zip(self.teacher.needles, self.student.needles, self.retention(), strict=True)
         ]
         header = ("length", "kind", "keys", "samples", "teacher", "student", "retention")

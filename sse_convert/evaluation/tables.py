@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sse_convert.evaluation.agreement import Agreement
+from sse_convert.evaluation.agreement import Agreement, PositionAgreement
 from sse_convert.evaluation.harness import TaskScore
 from sse_convert.evaluation.intervals import Z95, Accuracy, wilson
 from sse_convert.report import table
@@ -13,7 +13,7 @@ def agreement_lines(scores: Sequence[Agreement]) -> list[str]:
     rows = [
         (
             score.length,
-            "all" if part is score.total else f"{part.start}-{part.stop - 1}",
+            f"{part.start}-{part.stop - 1}" if isinstance(part, PositionAgreement) else "all",
             part.tokens,
             part.kl,
             spread(part.kl_se),
@@ -21,10 +21,14 @@ def agreement_lines(scores: Sequence[Agreement]) -> list[str]:
             None if part.top1_se is None else f"{Z95 * part.top1_se:.2%}",
         )
         for score in scores
-        for part in (score.total, *score.buckets)
+        for part in _parts(score)
     ]
     header = ("length", "context", "tokens", "KL(teacher || student)", "+-95%", "same first choice", "+-95%")
     return ["predictions beside the teacher's (nats/token, share)", *table(header, rows)] if rows else []
+
+
+def _parts(score: Agreement) -> tuple[Agreement | PositionAgreement, ...]:
+    return (score, *score.buckets)
 
 
 def task_lines(teacher: Sequence[TaskScore], student: Sequence[TaskScore]) -> list[str]:

@@ -1,10 +1,12 @@
 """The model card: metadata a hub understands, and what a reader must know before loading the model."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sse_convert.evaluation.verdict import model_verdict
+from sse_convert.evaluation.report import EvalReport
+from sse_convert.evaluation.tables import interval, percent
 from sse_convert.export.card_metadata import base_model, card_metadata
 from sse_convert.mixers import BUILT_IN, SSE_KINDS, SlidingMixer, SSESlidingMixer, mixer_from_dict, mixer_to_dict
 from sse_convert.modeling.arch_spec import LENT_FILE, TEACHER_VARIABLE
@@ -35,7 +37,7 @@ def model_card(
     name: str,
     config: dict[str, Any],
     recipe: dict[str, Any],
-    report: dict[str, Any] | None,
+    report: EvalReport | None,
     parameters: int,
     teacher_card: Path | None = None,
     *,
@@ -48,7 +50,7 @@ def model_card(
         name: title, usually the folder name.
         config: config.json of the converted model, with its `sse` field.
         recipe: the resolved recipe, with the stages that took place alone.
-        report: JSON form of an `EvalReport`, or None when nothing was measured.
+        report: what was measured, None for nothing.
         parameters: number of parameters.
         teacher_card: the teacher's README.md, None where it is not at hand.
         chats: whether the tokenizer has a chat template, in which the example asks.
@@ -180,30 +182,27 @@ def _settings(mixer: dict[str, Any] | None) -> str:
     return f"{kind} " + ", ".join(changed) if changed else kind
 
 
-def _results(report: dict[str, Any] | None) -> str:
+def _results(report: EvalReport | None) -> str:
     if report is None:
         return "## Quality\n\nNot measured."
-    verdict = model_verdict(report)
+    verdict = report.verdict()
     parts = ["## Quality, beside the model it was made from", f"Verdict: {verdict.text}.", *verdict.notes]
-    teacher, student = report["teacher"], report["student"]
+    teacher, student = report.teacher, report.student
     losses = [
-        (t["length"], _nats(t["loss"]), _nats(s["loss"]), _nats(gap["gap"], "+"), *map(_nats, _bits(t, s)))
-        for t, s, gap in zip(teacher["held_out"], student["held_out"], report["loss_gaps"], strict=True)
+        (t.length, *map(_nats, (t.loss, s.loss)), _nats(gap.gap, "+"), *map(_nats, (t.bits_per_byte, s.bits_per_byte)))
+        for t, s, gap in zip(teacher.held_out, student.held_out, report.loss_gaps, strict=True)
     ]
     if losses:
         columns = ("window (tokens)", "teacher loss", "loss", "gap", "teacher bits/byte", "bits/byte")
         parts += ["Held-out loss in nats per token:", _table(columns, losses)]
     needles = [
-        (row["length"], row["kind"], row["keys"], t["samples"], _share(t), _share(s), _percent(row["share"]))
-        for row, t, s in zip(report["retention"], teacher["needles"], student["needles"], strict=True)
+        (t.length, t.kind, t.keys, t.total.samples, *map(interval, (t.total, s.total)), percent(row.share) or "-")
+        for row, t, s in zip(report.retention(), teacher.needles, student.needles, strict=True)
     ]
     if needles:
         header = ("context", "value", "needles", "samples", "teacher", "this model", "retention")
         parts += ["Needle retrieval, exact answers, 95% intervals in brackets:", _table(header, needles)]
-    cache = [
-        (row["length"], format_bytes(row["teacher_bytes"]), format_bytes(row["student_bytes"]))
-        for row in report["cache"]
-    ]
+    cache = [(row.length, format_bytes(row.teacher_bytes), format_bytes(row.student_bytes)) for row in report.cache]
     if cache:
         parts += ["Cache of one sequence:", _table(("context", "teacher", "this model"), cache)]
     parts.append("All figures, with their conditions, are in `evaluation.json`.")
@@ -253,17 +252,5 @@ def _table(header: tuple[str, ...], rows: list[Any]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def _bits(*entries: dict[str, Any]) -> list[float | None]:
-    return [entry["bits_per_byte"] for entry in entries]
-
-
-def _nats(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.3f}"
-
-
-def _share(entry: dict[str, Any]) -> str:
-    return f"{_percent(entry['accuracy'])} ({100 * entry['low']:.0f}-{100 * entry['high']:.0f})"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+def _nats(value: float, sign: str = "") -> str:
+    return f"{value:{sign}.3f}" if math.isfinite(value) else "-"

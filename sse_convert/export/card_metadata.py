@@ -1,9 +1,12 @@
 """The YAML head of a model card: what a hub sorts and shows models by."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sse_convert.evaluation.figures import ModelScores
+from sse_convert.evaluation.report import EvalReport
 from sse_convert.export.published import is_path
 
 if TYPE_CHECKING:
@@ -15,14 +18,14 @@ FROM_TEACHER = ("language", "license", "license_name", "license_link")
 
 
 def card_metadata(
-    name: str, recipe: dict[str, Any], report: dict[str, Any] | None, teacher_card: Path | None, *, images: bool
+    name: str, recipe: dict[str, Any], report: EvalReport | None, teacher_card: Path | None, *, images: bool
 ) -> str:
     """The metadata as YAML, with every measured figure as a result of the `model-index`.
 
     Args:
         name: of the model.
         recipe: the resolved recipe.
-        report: JSON form of an `EvalReport`, or None when nothing was measured.
+        report: what was measured, None for nothing.
         teacher_card: the teacher's README.md, None where it is not at hand.
         images: whether the model sees images.
     """
@@ -74,12 +77,12 @@ def _of_teacher(card: Path | None, *, keep_license: bool) -> dict[str, Any]:
     return {key: data[key] for key in FROM_TEACHER if key in data and (keep_license or key == "language")}
 
 
-def _results(report: dict[str, Any], recipe: dict[str, Any], task: str) -> Iterator["EvalResult"]:
+def _results(report: EvalReport, recipe: dict[str, Any], task: str) -> Iterator["EvalResult"]:
     """The figures of the converted model. What is not a number is left out."""
     from huggingface_hub import EvalResult
 
-    for dataset, kind, metric, name, value in _figures(report["student"], recipe):
-        if value is not None:
+    for dataset, kind, metric, name, value in _figures(report.student, recipe):
+        if math.isfinite(value):
             yield EvalResult(
                 task_type=task,
                 dataset_type=kind,
@@ -90,17 +93,17 @@ def _results(report: dict[str, Any], recipe: dict[str, Any], task: str) -> Itera
             )
 
 
-def _figures(student: dict[str, Any], recipe: dict[str, Any]) -> Iterator[tuple[str, str, str, str, float | None]]:
+def _figures(student: ModelScores, recipe: dict[str, Any]) -> Iterator[tuple[str, str, str, str, float]]:
     """Dataset's name and identifier, metric's identifier and name, value."""
     sources = recipe["data"]["valid"]
     text = ", ".join(Path(source["path"]).name if source["path"] else "text of the teacher" for source in sources)
     kind = next(iter(_datasets(sources)), "text")
-    for entry in student["held_out"]:
-        dataset = f"{text}, windows of {entry['length']} tokens"
-        yield dataset, kind, "loss", "held-out loss in nats per token", entry["loss"]
-        yield dataset, kind, "bits_per_byte", "bits per byte", entry["bits_per_byte"]
-    for entry in student["needles"]:
-        dataset = f"needles: {entry['kind']}, {entry['keys']} in {entry['length']} tokens"
-        yield dataset, "needles", "accuracy", "exact answers", entry["accuracy"]
-    for entry in student.get("tasks", []):
-        yield entry["task"], entry["task"], entry["metric"], entry["metric"], entry["value"]
+    for loss in student.held_out:
+        dataset = f"{text}, windows of {loss.length} tokens"
+        yield dataset, kind, "loss", "held-out loss in nats per token", loss.loss
+        yield dataset, kind, "bits_per_byte", "bits per byte", loss.bits_per_byte
+    for needle in student.needles:
+        dataset = f"needles: {needle.kind}, {needle.keys} in {needle.length} tokens"
+        yield dataset, "needles", "accuracy", "exact answers", needle.total.value
+    for task in student.tasks:
+        yield task.task, task.task, task.metric, task.metric, task.value

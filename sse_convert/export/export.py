@@ -21,7 +21,7 @@ from sse_convert.checkpoints.provenance import EXPORT, Provenance, read_provenan
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher, open_teacher, refuse_quantised
 from sse_convert.errors import CheckpointError, RecipeError
-from sse_convert.evaluation.verdict import model_verdict
+from sse_convert.evaluation.report import EvalReport
 from sse_convert.export.card import CARD, EVALUATION, model_card
 from sse_convert.export.lending import in_teachers_words, lend, without_lent
 from sse_convert.export.published import paths_in, published
@@ -32,7 +32,8 @@ from sse_convert.modeling.configuration import entry_points, small_entry
 from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.report import FieldsReport, format_bytes, format_number
-from sse_convert.results.collect import RECIPE, read_evaluation
+from sse_convert.results.collect import RECIPE
+from sse_convert.results.stored_evaluation import read_evaluation
 from sse_convert.surgery.compatibility import match_recipe
 
 _STORED = {name: stored for stored, name in FLOAT_DTYPES.items()}
@@ -84,7 +85,7 @@ def export_checkpoint(
     *,
     dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES,
-    evaluation: dict[str, Any] | Path | None = None,
+    evaluation: Path | None = None,
     delta: bool = False,
 ) -> ExportReport:
     """Write the final folder of a converted checkpoint. Other arguments and errors as of `api.export`.
@@ -107,7 +108,7 @@ def export_checkpoint(
     shards = assigned(own.tensors, dtypes, shard_bytes)
     places = {*paths_in(recipe.to_dict()), str(files.folder), str(out)}
     told = published(recipe.to_dict())
-    figures = published(_figures(files.folder, evaluation), places)
+    report = _evaluation(files.folder, evaluation)
     with new_folder(out) as folder:
         check_space(out, sum(info.numel * ITEM_BYTES[dtypes[name]] for name, info in own.tensors.items()))
         records = write_weights(own, folder, shards, dtypes)
@@ -121,13 +122,14 @@ def export_checkpoint(
             _publish_settings(folder / name, places)
         _write_provenance(files, folder, recipe, told["model"])
         (folder / RECIPE).write_text(yaml.safe_dump(told, sort_keys=False), encoding="utf-8")
-        if figures is not None:
+        if report is not None:
+            figures = published(report.to_dict(), places)
             (folder / EVALUATION).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         teacher_card = Path(recipe.model) / CARD
         origin = read_provenance(files.folder)
         trained = {**told, "stages": origin.took_place(told["stages"]) if origin else told["stages"]}
         chats = has_chat_template(folder)
-        card = model_card(out.name, config, trained, figures, files.parameters, teacher_card, chats=chats, lent=lent)
+        card = model_card(out.name, config, trained, report, files.parameters, teacher_card, chats=chats, lent=lent)
         (folder / CARD).write_text(card, encoding="utf-8")
         write_manifest(folder, records)
     return ExportReport(
@@ -136,10 +138,10 @@ def export_checkpoint(
         dtype=target,
         shards={name: (out / name).stat().st_size for name in shards},
         files=sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()),
-        evaluated=figures is not None,
+        evaluated=report is not None,
         chats=chats,
         lent=len(files.tensors) - len(own.tensors),
-        destroyed=figures is not None and model_verdict(figures).destroyed,
+        destroyed=report is not None and report.verdict().destroyed,
     )
 
 
@@ -200,10 +202,7 @@ def _write_provenance(files: CheckpointFiles, folder: Path, recipe: Recipe, teac
     ).write(folder)
 
 
-def _figures(folder: Path, evaluation: dict[str, Any] | Path | None) -> dict[str, Any] | None:
-    if isinstance(evaluation, dict):
-        return evaluation
-    path = evaluation or folder / EVALUATION
-    if evaluation is None and not path.is_file():
-        return None
-    return read_evaluation(path)
+def _evaluation(folder: Path, given: Path | None) -> EvalReport | None:
+    """The report that is given, or lies in the checkpoint's folder."""
+    path = given or folder / EVALUATION
+    return read_evaluation(path) if given is not None or path.is_file() else None

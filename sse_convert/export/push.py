@@ -15,14 +15,14 @@ from sse_convert.checkpoints.hub import LOG_IN, MOST_OF_AN_ID, hub_errors
 from sse_convert.checkpoints.open import CONFIG, INDEX, open_checkpoint
 from sse_convert.checkpoints.weights import scan_weights
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
-from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.export.card import CARD, EVALUATION
 from sse_convert.export.published import is_absolute, paths_in
 from sse_convert.modeling.arch_spec import LENT_FILE
 from sse_convert.modeling.remote_code import remote_code
 from sse_convert.recipe.source import parse
 from sse_convert.report import format_bytes, table
-from sse_convert.results.collect import RECIPE, read_evaluation
+from sse_convert.results.collect import RECIPE
+from sse_convert.results.stored_evaluation import read_evaluation
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -223,7 +223,7 @@ def check_quality(folder: Path, *, anyway: bool) -> tuple[str, ...]:
     remarks += _changed(folder, scan.digests, anyway=anyway)
     if not (folder / EVALUATION).is_file():
         return (*remarks, f"nothing was measured: {folder} has no {EVALUATION}")
-    verdict = model_verdict(read_evaluation(folder / EVALUATION))
+    verdict = read_evaluation(folder / EVALUATION).verdict()
     if not anyway:
         verdict.require_sound(fix)
     return (*remarks, verdict.line())

@@ -4,13 +4,12 @@ import dataclasses as dc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sse_convert.checkpoints.identity import STAGE_FILE
+from sse_convert.checkpoints.identity import STAGE_FILE, read_stage_record
 from sse_convert.checkpoints.open import CONFIG
 from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.errors import UsageError
-from sse_convert.evaluation import report as evaluation_report
-from sse_convert.evaluation.report import EVALUATION_FILE
-from sse_convert.results.result_files import EVALUATION, STAGE, read_json
+from sse_convert.evaluation.report import EVALUATION_FILE, EvalReport
+from sse_convert.results.stored_evaluation import read_evaluation
 from sse_convert.training import metrics
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Run:
     """in order"""
     model: "InspectReport | None"
     """the newest checkpoint"""
-    evaluation: dict[str, Any] | None
+    evaluation: EvalReport | None
     """of the result, None where nothing was measured"""
 
     @property
@@ -88,15 +87,6 @@ def collect(path: str | Path) -> Run:
         model=None if checkpoint is None else inspect_checkpoint(checkpoint),
         evaluation=_evaluation(out, steps),
     )
-
-
-def read_evaluation(path: Path) -> dict[str, Any]:
-    """A report of `eval`, as `evaluation.report` describes it.
-
-    Raises:
-        CheckpointError: the file is damaged, of another version, or something else.
-    """
-    return read_json(path, EVALUATION, schema=evaluation_report.SCHEMA)
 
 
 def _out(path: Path) -> Path:
@@ -141,12 +131,11 @@ def _own_step(folder: Path) -> tuple[RunStep, ...]:
 
 
 def _step(folder: Path) -> RunStep:
-    path = folder / STAGE_FILE
     records = metrics.read(folder / metrics.FILE)
     return RunStep(
         name=folder.name.removesuffix(WORK)[3:],
         folder=folder,
-        record=read_json(path, STAGE) if path.is_file() else None,
+        record=read_stage_record(folder) if (folder / STAGE_FILE).is_file() else None,
         metrics=tuple(records),
     )
 
@@ -156,6 +145,6 @@ def _checkpoint(out: Path, steps: tuple[RunStep, ...]) -> Path | None:
     return next((folder for folder in candidates if (folder / CONFIG).is_file()), None)
 
 
-def _evaluation(out: Path, steps: tuple[RunStep, ...]) -> dict[str, Any] | None:
+def _evaluation(out: Path, steps: tuple[RunStep, ...]) -> EvalReport | None:
     folders = [*(step.folder for step in steps if step.name == "eval"), out]
     return next((read_evaluation(path) for f in folders if (path := f / EVALUATION_FILE).is_file()), None)

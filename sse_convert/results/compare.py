@@ -3,12 +3,11 @@
 import dataclasses as dc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from sse_convert.errors import UsageError
-from sse_convert.evaluation.report import EVALUATION_FILE
+from sse_convert.evaluation.report import EVALUATION_FILE, EvalReport
 from sse_convert.results.board import Board, make_board
-from sse_convert.results.collect import Run, collect, read_evaluation
+from sse_convert.results.collect import Run, collect
 from sse_convert.results.scores import (
     DECODE,
     PREFILL,
@@ -19,6 +18,7 @@ from sse_convert.results.scores import (
     run_measures,
     teacher_name,
 )
+from sse_convert.results.stored_evaluation import read_evaluation
 
 TIMES = (PREFILL, DECODE)
 
@@ -29,13 +29,13 @@ class ComparedSource:
 
     run: Run | None
     """a run or checkpoint; None for an evaluation file"""
-    evaluation: dict[str, Any] | None
+    evaluation: EvalReport | None
     """what was measured, None where nothing was"""
 
     def teachers(self) -> Iterator[str]:
         """Folder name of the model it was made from, as far as it is known; of a run, and of its evaluation."""
         if self.evaluation is not None:
-            yield Path(self.evaluation["teacher"]["name"]).name
+            yield Path(self.evaluation.teacher.name).name
         if self.run is not None and self.run.model is not None and self.run.model.base_model:
             yield Path(self.run.model.base_model).name
 
@@ -45,7 +45,7 @@ class ComparedSource:
             yield from run_measures(self.run)
         if self.evaluation is not None:
             yield from relative_measures(self.evaluation)
-            yield from model_measures(self.evaluation, "student")
+            yield from model_measures(self.evaluation, self.evaluation.student)
         elif self.run is not None:
             yield from cache_measures(self.run)
 
@@ -115,6 +115,6 @@ def _board(names: Sequence[str], sources: Sequence[ComparedSource]) -> Board:
     measured = [source.evaluation for source in sources if source.evaluation is not None]
     one_size = len({teacher_name(evaluation) for evaluation in measured}) == 1
     if one_size and len({name for source in sources for name in source.teachers()}) == 1:
-        teacher = [m for evaluation in measured for m in model_measures(evaluation, "teacher")]
+        teacher = [m for evaluation in measured for m in model_measures(evaluation, evaluation.teacher)]
         columns.insert(0, ("teacher", [m for m in teacher if len(measured) == 1 or m.quantity not in TIMES]))
     return make_board(columns)

@@ -1,11 +1,15 @@
 """What an evaluation measured, as figures that know their conditions, so that only like is set beside like."""
 
 import dataclasses as dc
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
 
-from sse_convert.evaluation.intervals import Z95, share_interval
+from sse_convert.evaluation.figures import ModelScores
+from sse_convert.evaluation.harness import TaskScore
+from sse_convert.evaluation.intervals import Z95, share_interval, wilson
+from sse_convert.evaluation.report import EvalReport
+from sse_convert.evaluation.retrieval import NeedleScore
 from sse_convert.report import format_bytes, format_number
 from sse_convert.results.collect import Run
 
@@ -24,6 +28,8 @@ PREFILL = "prefill (tokens/s)"
 DECODE = "decoding (tokens/s)"
 CACHE = "cache and state of one sequence"
 RATIO = "decoding, as a multiple of the teacher's"
+_MACHINE = ("device", "threads", "dtype", "torch")
+"""conditions of times"""
 FACTS = ("teacher", "layers converted", "kinds of layers", "parameters", "of them new", "recipe", "tokens trained on")
 ORDER = (
     *FACTS,
@@ -65,78 +71,60 @@ class Measure:
     """what it can only be compared under"""
 
 
-def model_measures(evaluation: Mapping[str, Any], which: Literal["teacher", "student"]) -> Iterator[Measure]:
+def model_measures(evaluation: EvalReport, scores: ModelScores) -> Iterator[Measure]:
     """What was measured on the teacher or the student alone.
 
     Args:
         evaluation: the report.
-        which: the model.
+        scores: the model's in it.
     """
-    scores = evaluation[which]
     text = _text(evaluation)
-    for entry in scores["held_out"]:
-        windows = (*text, ("windows", str(entry["windows"])))
-        yield _interval(LOSS, entry["length"], entry["loss"], entry["loss_se"], (*_tokenizer(evaluation), *windows))
-        yield _interval(BITS, entry["length"], entry["bits_per_byte"], None, windows)
-    for entry in scores["needles"]:
-        yield _share(NEEDLES, _needle_setting(entry), _needle_order(entry), entry, (*text, *_samples(entry)))
-    for entry in scores.get("tasks", []):
-        yield _task(entry)
-    machine = _conditions(evaluation, "device", "threads", "dtype", "torch")
-    for entry in scores["speed"]:
-        for name, key in ((PREFILL, "prefill_tokens_per_s"), (DECODE, "decode_tokens_per_s")):
-            yield _at_length(name, entry["length"], f"{entry[key]:,.0f}", entry[key], machine)
-    for row in evaluation["cache"]:
-        size = row[f"{which}_bytes"]
-        yield _at_length(CACHE, row["length"], format_bytes(size), size)
+    for loss in scores.held_out:
+        windows = (*text, ("windows", str(loss.windows)))
+        yield _interval(LOSS, loss.length, loss.loss, loss.loss_se, (*_tokenizer(evaluation), *windows))
+        yield _interval(BITS, loss.length, loss.bits_per_byte, None, windows)
+    for needle in scores.needles:
+        yield _found(needle, text)
+    for task in scores.tasks:
+        yield _task(task)
+    machine = _conditions(evaluation, *_MACHINE)
+    for speed in scores.speed:
+        for name, rate in ((PREFILL, speed.prefill_tokens_per_s), (DECODE, speed.decode_tokens_per_s)):
+            yield _at_length(name, speed.length, f"{rate:,.0f}", rate, machine)
+    for row in evaluation.cache:
+        size = row.teacher_bytes if scores is evaluation.teacher else row.student_bytes
+        yield _at_length(CACHE, row.length, format_bytes(size), size)
 
 
-def relative_measures(evaluation: Mapping[str, Any]) -> Iterator[Measure]:
-    """What was measured on the student against its teacher.
-
-    Args:
-        evaluation: the report.
-    """
-    data = evaluation
+def relative_measures(evaluation: EvalReport) -> Iterator[Measure]:
+    """What was measured on the student against its teacher."""
+    teacher, student = evaluation.teacher, evaluation.student
     under = conditions(evaluation)
-    for row, entry in zip(data["loss_gaps"], data["student"]["held_out"], strict=True):
-        windows = (*under, ("windows", str(entry["windows"])))
-        yield _interval(GAP, row["length"], row["gap"], row["gap_se"], windows, sign="+")
-    for row, t, s in zip(data["retention"], data["teacher"]["needles"], data["student"]["needles"], strict=True):
-        if row["share"] is not None:
-            low, high = share_interval(s["correct"], s["samples"], t["correct"], t["samples"])
-            yield Measure(
-                quantity=SHARE,
-                setting=_needle_setting(row),
-                order=_needle_order(row),
-                text=f"{row['share']:.0%} [{100 * low:.0f}, {100 * high:.0f}]",
-                value=row["share"],
-                low=low,
-                high=high,
-                conditions=(*under, *_samples(s)),
-            )
-    for entry in data["student"].get("agreement", []):
-        windows = (*under, ("windows", str(entry["windows"])))
-        yield _interval(DIVERGENCE, entry["length"], entry["kl"], entry["kl_se"], windows)
-        yield _interval(TOP1, entry["length"], entry["top1"], entry["top1_se"], windows)
-    machine = (("teacher", teacher_name(evaluation)), *_conditions(evaluation, "device", "threads", "dtype", "torch"))
-    for t, s in zip(data["teacher"]["speed"], data["student"]["speed"], strict=True):
-        ratio = s["decode_tokens_per_s"] / t["decode_tokens_per_s"]
-        yield _at_length(RATIO, s["length"], f"{ratio:.2f}x", ratio, machine)
+    for gap, loss in zip(evaluation.loss_gaps, student.held_out, strict=True):
+        windows = (*under, ("windows", str(loss.windows)))
+        yield _interval(GAP, gap.length, gap.gap, gap.gap_se, windows, sign="+")
+    for share, t, s in zip(evaluation.retention(), teacher.needles, student.needles, strict=True):
+        if share.share is not None:
+            low, high = share_interval(s.total.correct, s.total.samples, t.total.correct, t.total.samples)
+            yield _share(SHARE, s, (*under, *_samples(s.total.samples)), share.share, low, high)
+    for agreement in student.agreement:
+        windows = (*under, ("windows", str(agreement.windows)))
+        yield _interval(DIVERGENCE, agreement.length, agreement.kl, agreement.kl_se, windows)
+        yield _interval(TOP1, agreement.length, agreement.top1, agreement.top1_se, windows)
+    machine = (("teacher", teacher_name(evaluation)), *_conditions(evaluation, *_MACHINE))
+    for before, after in zip(teacher.speed, student.speed, strict=True):
+        ratio = after.decode_tokens_per_s / before.decode_tokens_per_s
+        yield _at_length(RATIO, after.length, f"{ratio:.2f}x", ratio, machine)
 
 
-def teacher_name(evaluation: Mapping[str, Any]) -> str:
+def teacher_name(evaluation: EvalReport) -> str:
     """Folder name and size of the teacher: the same model under another path stays the same."""
-    teacher = evaluation["teacher"]
-    return f"{Path(teacher['name']).name} ({format_number(teacher['parameters'])})"
+    teacher = evaluation.teacher
+    return f"{Path(teacher.name).name} ({format_number(teacher.parameters)})"
 
 
-def conditions(evaluation: Mapping[str, Any]) -> Conditions:
-    """What figures relative to the teacher depend on, whatever the length.
-
-    Args:
-        evaluation: the report.
-    """
+def conditions(evaluation: EvalReport) -> Conditions:
+    """What figures relative to the teacher depend on, whatever the length."""
     return (*_text(evaluation), *_tokenizer(evaluation))
 
 
@@ -176,54 +164,52 @@ def cache_measures(run: Run) -> Iterator[Measure]:
 
 
 def _interval(
-    quantity: str, length: int, value: float | None, error: float | None, under: Conditions, sign: str = ""
+    quantity: str, length: int, value: float, error: float | None, under: Conditions, sign: str = ""
 ) -> Measure:
-    """A mean with its standard error; NaN, stored as null, stays visible."""
-    spread = None if value is None or error is None else Z95 * error
-    text = "not finite" if value is None else f"{value:{sign}.3f}"
-    text = text if spread is None else f"{text} \N{PLUS-MINUS SIGN} {spread:.3f}"
-    measure = _at_length(quantity, length, text, "not finite" if value is None else value, under)
-    if value is None or spread is None:
-        return measure
-    return dc.replace(measure, low=value - spread, high=value + spread)
+    """A mean with its standard error; one that is not finite stays visible."""
+    if not math.isfinite(value):
+        return _at_length(quantity, length, "not finite", "not finite", under)
+    if error is None:
+        return _at_length(quantity, length, f"{value:{sign}.3f}", value, under)
+    spread = Z95 * error
+    text = f"{value:{sign}.3f} \N{PLUS-MINUS SIGN} {spread:.3f}"
+    return dc.replace(_at_length(quantity, length, text, value, under), low=value - spread, high=value + spread)
 
 
-def _share(
-    quantity: str, setting: str, order: tuple[str, int, int], entry: Mapping[str, Any], under: Conditions
-) -> Measure:
-    """A share of hits with the interval that the report gives."""
-    share, low, high = (entry[key] for key in ("accuracy", "low", "high"))
+def _found(needle: NeedleScore, text: Conditions) -> Measure:
+    """What a model finds of the needles of one setting."""
+    total, under = needle.total, (*text, *_samples(needle.total.samples))
+    if not total.samples:
+        return dc.replace(_share(NEEDLES, needle, under, 0.0, 0.0, 0.0), text="no samples", value="no samples")
+    return _share(NEEDLES, needle, under, total.value, *wilson(total.correct, total.samples))
+
+
+def _share(quantity: str, needle: NeedleScore, under: Conditions, share: float, low: float, high: float) -> Measure:
+    """A share in one setting of needles, with its interval."""
+    keys = f"{needle.keys} key{'s' if needle.keys > 1 else ''}"
     return Measure(
         quantity=quantity,
-        setting=setting,
-        order=order,
-        text="no samples" if share is None else f"{share:.0%} [{100 * low:.0f}, {100 * high:.0f}]",
-        value="no samples" if share is None else share,
+        setting=f"{needle.kind}, {keys}, {_tokens(needle.length)}",
+        order=(needle.kind, needle.keys, needle.length),
+        text=f"{share:.0%} [{100 * low:.0f}, {100 * high:.0f}]",
+        value=share,
         low=low,
         high=high,
         conditions=under,
     )
 
 
-def _task(entry: Mapping[str, Any]) -> Measure:
-    spread = "" if entry["stderr"] is None else f" \N{PLUS-MINUS SIGN} {Z95 * entry['stderr']:.3f}"
+def _task(score: TaskScore) -> Measure:
+    spread = "" if score.stderr is None else f" \N{PLUS-MINUS SIGN} {Z95 * score.stderr:.3f}"
+    finite = math.isfinite(score.value)
     return Measure(
         quantity=TASKS,
-        setting=f"{entry['task']}, {entry['metric']}",
-        order=(f"{entry['task']} {entry['metric']}", 0, 0),
-        text="not finite" if entry["value"] is None else f"{entry['value']:.3f}{spread}",
-        value="not finite" if entry["value"] is None else entry["value"],
-        conditions=_samples(entry),
+        setting=f"{score.task}, {score.metric}",
+        order=(f"{score.task} {score.metric}", 0, 0),
+        text=f"{score.value:.3f}{spread}" if finite else "not finite",
+        value=score.value if finite else "not finite",
+        conditions=_samples(score.samples),
     )
-
-
-def _needle_setting(entry: Mapping[str, Any]) -> str:
-    keys = f"{entry['keys']} key{'s' if entry['keys'] > 1 else ''}"
-    return f"{entry['kind']}, {keys}, {_tokens(entry['length'])}"
-
-
-def _needle_order(entry: Mapping[str, Any]) -> tuple[str, int, int]:
-    return entry["kind"], entry["keys"], entry["length"]
 
 
 def _at_length(quantity: str, length: int, text: str, value: float | str, under: Conditions = ()) -> Measure:
@@ -236,21 +222,21 @@ def _tokens(length: int) -> str:
     return f"{length:,} tokens"
 
 
-def _conditions(evaluation: Mapping[str, Any], *keys: str) -> Conditions:
-    return tuple((key, str(evaluation["conditions"].get(key))) for key in keys)
+def _conditions(evaluation: EvalReport, *keys: str) -> Conditions:
+    return tuple((key, str(evaluation.conditions.get(key))) for key in keys)
 
 
-def _text(evaluation: Mapping[str, Any]) -> Conditions:
+def _text(evaluation: EvalReport) -> Conditions:
     """Names and content: where files lie counts for nothing, and an export does not say it."""
     told = _conditions(evaluation, "text", "seed", "text_digest")
     names = ((key, ", ".join(part.rpartition("/")[2] for part in value.split(", "))) for key, value in told)
     return tuple((key, value) for key, value in names if value != "None")  # of an earlier version
 
 
-def _tokenizer(evaluation: Mapping[str, Any]) -> Conditions:
+def _tokenizer(evaluation: EvalReport) -> Conditions:
     """Losses per token are only alike with one tokenizer, which is the teacher's."""
     return (("teacher", teacher_name(evaluation)),)
 
 
-def _samples(entry: Mapping[str, Any]) -> Conditions:
-    return (("samples", str(entry["samples"])),)
+def _samples(samples: int) -> Conditions:
+    return (("samples", str(samples)),)

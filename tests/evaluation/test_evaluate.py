@@ -11,6 +11,7 @@ from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError, DataError, HardwareError, OutputError, RecipeError
 from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.evaluation.evaluate import evaluate_checkpoint, model_mixers
+from sse_convert.evaluation.figures import LossGap
 from sse_convert.evaluation.tasks import make_tasks
 from sse_convert.evaluation.throughput import throughput
 from sse_convert.recipe.schema import Eval, NeedleEval, Stage
@@ -78,7 +79,7 @@ def test_cache_table(recipe, student_folder):
 
 def test_a_model_beside_itself_has_no_gap(recipe, teacher_folder):
     report = evaluate_checkpoint(change(recipe, throughput=[]), teacher_folder, device="cpu")
-    assert report.loss_gaps() == [{"length": 128, "gap": 0.0, "gap_se": 0.0}]
+    assert report.loss_gaps == (LossGap(128, 0.0, 0.0),)
 
 
 def test_a_report_that_cannot_be_written_is_told(recipe, student_folder, tmp_path, monkeypatch):

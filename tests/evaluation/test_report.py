@@ -4,9 +4,10 @@ import math
 import pytest
 
 from sse_convert.errors import OutputError
+from sse_convert.evaluation.figures import CacheSize, ModelScores, paired_gaps
 from sse_convert.evaluation.intervals import Accuracy
 from sse_convert.evaluation.perplexity import HeldOutLoss, PositionLoss
-from sse_convert.evaluation.report import CacheSize, EvalReport, ModelScores
+from sse_convert.evaluation.report import EvalReport
 from sse_convert.evaluation.retrieval import NeedleScore
 from sse_convert.files import write_json
 
@@ -39,19 +40,25 @@ def make_report(hits=((20, 15), (10, 5)), student_sums=(396.8, 407.36)):
         needles=tuple(needle(s, keys=i + 1) for i, (_, s) in enumerate(hits)),
     )
     cache = (CacheSize(length=512, teacher_bytes=4096, student_bytes=1024, student_state_bytes=512),)
-    return EvalReport(teacher=teacher, student=student, cache=cache, conditions={"device": "cpu", "seed": 0})
+    return EvalReport(
+        teacher=teacher,
+        student=student,
+        loss_gaps=paired_gaps(teacher, student),
+        cache=cache,
+        conditions={"device": "cpu", "seed": 0},
+    )
 
 
 def test_gap_and_retention_by_hand():
     report = make_report()
-    (gap,) = report.loss_gaps()
-    assert gap["gap"] == pytest.approx(0.11)
-    assert gap["gap_se"] == pytest.approx(0.01)
-    assert [row["share"] for row in report.retention()] == [0.75, 0.5]
+    (gap,) = report.loss_gaps
+    assert gap.gap == pytest.approx(0.11)
+    assert gap.gap_se == pytest.approx(0.01)
+    assert [row.share for row in report.retention()] == [0.75, 0.5]
 
 
 def test_of_a_teacher_that_retrieves_nothing_there_is_no_share():
-    assert make_report(hits=((0, 0),)).retention()[0]["share"] is None
+    assert make_report(hits=((0, 0),)).retention()[0].share is None
 
 
 def test_lines_show_every_figure():

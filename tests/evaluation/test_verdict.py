@@ -7,7 +7,6 @@ import pytest
 
 from sse_convert.errors import VerificationError
 from sse_convert.evaluation.intervals import share_interval
-from sse_convert.evaluation.verdict import model_verdict
 from sse_convert.surgery.guessing import guesses
 from tests.evaluation.test_report import loss, make_report, needle
 
@@ -17,7 +16,7 @@ TEACHER_SUMS = (384.0, 392.0)
 def judged(gap=0.0, hits=((20, 20),), vocabulary=1000, **changes):
     """The verdict of a student `gap` nats above its teacher in both windows (128 predictions each)."""
     report = make_report(hits=hits, student_sums=tuple(total + 128 * gap for total in TEACHER_SUMS))
-    return model_verdict({**dc.replace(report, conditions={"vocab_size": vocabulary}).to_dict(), **changes})
+    return dc.replace(report, conditions={"vocab_size": vocabulary}, **changes).verdict()
 
 
 @pytest.mark.parametrize(
@@ -91,20 +90,18 @@ def test_loss_alone_is_said_to_be_alone():
 
 def test_wide_intervals_do_not_destroy():
     report = make_report(student_sums=(384.0, 392.0 + 2 * 128 * 2.2))  # 2.2 on the mean, 0 in one window
-    assert model_verdict(report.to_dict()).grade == "damaged"
+    assert report.verdict().grade == "damaged"
 
 
 def test_nothing_measured_is_no_verdict():
-    bare = {**make_report().to_dict(), "loss_gaps": []}
-    for model in ("teacher", "student"):
-        bare[model] = {**bare[model], "held_out": [], "needles": []}
-    assert model_verdict(bare).grade == "unknown"
+    bare = make_report()
+    models = {name: dc.replace(getattr(bare, name), held_out=(), needles=()) for name in ("teacher", "student")}
+    assert dc.replace(bare, loss_gaps=(), **models).verdict().grade == "unknown"
 
 
 def test_the_report_stores_its_verdict():
-    data = make_report().to_dict()
-    found = model_verdict(data)
-    assert data["verdict"] == {"grade": "loses", "text": found.text, "notes": list(found.notes)}
+    found = make_report().verdict()
+    assert make_report().to_dict()["verdict"] == {"grade": "loses", "text": found.text, "notes": list(found.notes)}
 
 
 def test_only_a_destroyed_model_is_refused():

@@ -41,14 +41,14 @@ def test_a_model_that_chats_is_asked_in_its_template(recipe, config):
 
 
 def test_measured_figures_are_the_model_index(recipe, config):
-    report = make_report().to_dict()
+    report = make_report()
     card = ModelCard(model_card("tiny", config, recipe.to_dict(), report, 12345))
     index = eval_results_to_model_index(card.data.model_name, card.data.eval_results)
     assert index[0]["name"] == "tiny"
     text = Path(recipe.data.valid[0].path).name
     found = {(r.dataset_name, r.metric_type, r.metric_value) for r in card.data.eval_results}
-    loss = report["student"]["held_out"][0]
-    assert (f"{text}, windows of 129 tokens", "loss", loss["loss"]) in found
+    loss = report.student.held_out[0]
+    assert (f"{text}, windows of 129 tokens", "loss", loss.loss) in found
     assert ("needles: number, 1 in 512 tokens", "accuracy", 0.75) in found
     assert all(isinstance(value, float) and math.isfinite(value) for *_, value in found)
     assert {r.task_type for r in card.data.eval_results} == {"text-generation"}
@@ -56,7 +56,7 @@ def test_measured_figures_are_the_model_index(recipe, config):
 
 def test_what_was_not_measured_is_no_result(recipe, config):
     assert not ModelCard(model_card("tiny", config, recipe.to_dict(), None, 12345)).data.eval_results
-    broken = make_report(student_sums=(math.nan, 400.0)).to_dict()
+    broken = make_report(student_sums=(math.nan, 400.0))
     card = ModelCard(model_card("tiny", config, recipe.to_dict(), broken, 12345))
     assert "loss" not in {r.metric_type for r in card.data.eval_results}
 
@@ -84,7 +84,7 @@ def test_a_local_teacher_is_named_without_its_path(recipe, config):
 def test_body_says_what_a_reader_needs(recipe, config):
     stage = Stage(name="distill", loss="kl", tokens=2_000_000, seq_len=512, lr=LearningRates(mixers=1e-3, rest=1e-4))
     settings = dc.replace(recipe, stages=[stage]).to_dict()
-    text = model_card("tiny", config, settings, make_report().to_dict(), 12345)
+    text = model_card("tiny", config, settings, make_report(), 12345)
     assert "trust_remote_code=True" in text
     assert "| 0 | full | softmax attention, unchanged |" in text
     assert "| 1 | sse | sse num_partitions=2, top_k=1, qk_rank=4 |" in text
@@ -121,7 +121,7 @@ def test_a_window_beside_sse_is_told_apart_from_training_settings(recipe, config
 
 
 def test_figures_that_are_not_numbers_are_dashes(recipe, config):
-    figures = make_report(student_sums=(math.nan, 400.0)).to_dict()
+    figures = make_report(student_sums=(math.nan, 400.0))
     text = model_card("tiny", config, recipe.to_dict(), figures, 12345)
     assert "| 129 | 3.031 | - | - | 1.500 | 1.500 |" in text
 

@@ -1,9 +1,12 @@
 """Rows hold only what was measured alike; the rest stands apart, with a note."""
 
 import dataclasses as dc
+import math
 
 import pytest
 
+from sse_convert.evaluation.agreement import Agreement
+from sse_convert.evaluation.harness import TaskScore
 from sse_convert.results.board import make_board
 from sse_convert.results.scores import (
     DIVERGENCE,
@@ -21,12 +24,21 @@ from tests.evaluation.test_report import make_report
 
 def evaluation(**conditions):
     report = make_report()
-    report = dc.replace(report, conditions={**report.conditions, "text": "books", **conditions})
-    return report.to_dict()
+    return dc.replace(report, conditions={**report.conditions, "text": "books", **conditions})
+
+
+def changed(report, **fields):
+    """The report with other fields of both models, by functions of what they are."""
+    models = {
+        which: dc.replace(scores, **{name: change(getattr(scores, name)) for name, change in fields.items()})
+        for which in ("teacher", "student")
+        if (scores := getattr(report, which))
+    }
+    return dc.replace(report, **models)
 
 
 def figures(found):
-    return [*relative_measures(found), *model_measures(found, "student")]
+    return [*relative_measures(found), *model_measures(found, found.student)]
 
 
 def test_figures_and_intervals_by_hand():
@@ -57,18 +69,17 @@ def test_other_text_stands_apart():
 
 
 def test_other_samples_stand_apart_and_losses_do_not():
-    more = evaluation()
-    for which in ("teacher", "student"):
-        for entry in more[which]["needles"]:
-            entry.update(samples=40)
+    more = changed(
+        evaluation(),
+        needles=lambda scores: tuple(dc.replace(s, total=dc.replace(s.total, samples=40)) for s in scores),
+    )
     board = make_board([("a", figures(evaluation())), ("b", figures(more))])
     assert {row.quantity for row in board.rows if row.mark} == {NEEDLES, SHARE}
     assert board.notes[0].endswith("[a] samples 20; [b] samples 40")
 
 
 def test_another_teacher_splits_what_depends_on_it():
-    other = evaluation()
-    other["teacher"]["parameters"] = 7_000_000
+    other = changed(evaluation(), parameters=lambda _: 7_000_000)
     board = make_board([("a", figures(evaluation())), ("b", figures(other))])
     assert {row.quantity for row in board.rows if row.mark} == {LOSS, GAP, SHARE}
     assert "teacher t (10)" in board.notes[0]
@@ -76,16 +87,16 @@ def test_another_teacher_splits_what_depends_on_it():
 
 
 def test_a_loss_that_is_not_finite_is_said():
-    broken = evaluation()
-    broken["student"]["held_out"][0]["loss"] = None
+    broken = changed(evaluation(), held_out=lambda losses: tuple(dc.replace(one, loss=math.nan) for one in losses))
     assert "not finite" in [m.text for m in figures(broken) if m.quantity == LOSS]
 
 
 def test_agreement_and_tasks():
-    found = evaluation()
-    student = found["student"]
-    student["agreement"] = [{"length": 129, "windows": 2, "kl": 0.2, "kl_se": 0.01, "top1": 0.9, "top1_se": None}]
-    student["tasks"] = [{"task": "piqa", "metric": "acc", "value": 0.7, "stderr": 0.01, "samples": 100}]
+    found = changed(
+        evaluation(),
+        agreement=lambda _: (Agreement(129, 2, 256, 0.2, 0.01, 0.9, None, ()),),
+        tasks=lambda _: (TaskScore("piqa", "acc", 0.7, 0.01, 100, True),),
+    )
     measures = list(figures(found))
     shown = {(m.quantity, m.setting): m.text for m in measures}
     assert shown[DIVERGENCE, "129 tokens"] == "0.200 ± 0.020"

@@ -19,7 +19,7 @@ def test_a_run_is_found_by_either_folder(made, name):
     assert [step.name for step in run.trained] == ["align", "distill"]
     assert [step.metrics[-1]["tokens"] for step in run.trained] == [256, 256]
     assert run.model.layers == ["sse", "sliding", "full"]
-    assert run.evaluation == json.loads((made / "out.stages" / "04-eval" / "evaluation.json").read_text())
+    assert run.evaluation.to_dict() == json.loads((made / "out.stages" / "04-eval" / "evaluation.json").read_text())
 
 
 def test_the_folder_one_stands_in(made, monkeypatch):
@@ -76,7 +76,7 @@ def test_what_is_no_run(made, tmp_path):
         ("04-eval/evaluation.json", "[]", "is not an object"),
         ("04-eval/evaluation.json", '{"schema": 2}', "has schema 2"),
         ("04-eval/evaluation.json", '{"schema": 1, "conditions": {}, "teacher": {}}', "teacher.name is missing"),
-        ("02-align/stage.json", '{"inputs": {}, "hash": 1}', "hash is int, not str"),
+        ("02-align/stage.json", '{"inputs": {}, "hash": 1}', "is damaged"),
         ("02-align/metrics.jsonl", "{\n{\n", "cannot be read"),
     ],
 )

@@ -108,7 +108,7 @@ def test_figures_are_those_of_an_evaluation(make, train, converted, teacher_fold
     watch = Comparison(windows, states)
     loss = held_out_loss(load_pretrained(converted), windows, watch=watch).loss
     assert looks_of(folder)[0] == pytest.approx(loss, rel=1e-5)
-    assert looks_of(folder, "valid_kl")[0] == pytest.approx(watch.result().total.kl, rel=1e-5)
+    assert looks_of(folder, "valid_kl")[0] == pytest.approx(watch.result().kl, rel=1e-5)
 
 
 def test_text_that_gets_worse_is_warned_of(watched, monkeypatch, capsys):
