@@ -14,7 +14,6 @@ import numpy as np
 
 from sse_convert.data import rows
 from sse_convert.data.packing import Packed
-from sse_convert.data.recall_forms import ABOUT_TEXT
 from sse_convert.data.recall_rows import recall_row
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Needles
@@ -45,7 +44,7 @@ def plant(reader: Any, packed: Packed, needles: Needles, seed: int) -> tuple[Pac
             positions[here.start] = 0
             continue
         ids[here], positions[here], counts[here] = made.token_ids, np.arange(length), True
-        known[here] = np.array(made.answers) & (made.form not in ABOUT_TEXT)
+        known[here] = made.answers
     return Packed(ids, positions, counts), known
 
 

@@ -1,13 +1,10 @@
 """Many forms of things to be recalled, so that what training teaches is looking back and not a wording.
 
-A form makes items: parts that stand somewhere in the row, and questions about them with answers. Most parts are facts
-in the wordings of `recall_templates`; copies plant random tokens; quotes and questions plant nothing and are about the
-row's own text. `recall_rows` puts items into rows.
+A form makes items: parts that stand somewhere in the row, in the wordings of `recall_templates`, and questions about
+them with answers. `recall_rows` puts items into rows.
 """
 
 import dataclasses as dc
-import itertools
-import math
 import random
 import uuid
 from collections.abc import Callable, Sequence
@@ -20,14 +17,10 @@ from sse_convert.data.tokens import token_ids
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SPAN = (6, 96)
-"""tokens of a passage that comes again, shortest and longest"""
 MOST_ASKED = 4
 """times at most that a row with facts or a table asks for each of those it asks for"""
 SENTENCES = 0.6
 """share of the rows with facts whose statement is put together from words"""
-CUE = 4
-"""tokens of a passage at most that stand before its answer"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -48,8 +41,6 @@ class Item:
     """tokens to be planted, in this order"""
     asked: list[Asked]
     """questions about it; they stand behind the last part"""
-    after: int = 0
-    """tokens of the row's own text that stand before any question"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -64,12 +55,10 @@ class Draw:
     """kind of the values: number, word, code or uuid"""
     words: Sequence[str]
     """training words"""
-    text: Sequence[int]
-    """tokens of the row's own text that are sure to stay in it"""
     tokenizer: "PreTrainedTokenizerBase"
     """the model's tokenizer"""
     size: int = 4
-    """rows of a table for each question about it, and links of a chain at most"""
+    """rows of a table for each question about it"""
 
     def keys(self, count: int) -> list[str]:
         """Different keys of one kind: mostly words, else two words, or names of letters and digits."""
@@ -129,7 +118,11 @@ def _numbered(draw: Draw) -> list[Item]:
     """Statements that have a number, and come again by it."""
     said = draw.rng.choice(templates.NUMBERED)
     numbers = draw.rng.sample(range(1, max(100, 3 * draw.count)), draw.count)
-    return [_item(draw, [said], said, {"i": str(i), "v": draw.value()}) for i in numbers]
+    items = []
+    for i in numbers:
+        values = {"i": str(i), "v": draw.value()}
+        items.append(Item(token_ids(draw.tokenizer, [said.format(**values)]), [_asked(draw, said, values)]))
+    return items
 
 
 def _table(draw: Draw) -> list[Item]:
@@ -140,45 +133,6 @@ def _table(draw: Draw) -> list[Item]:
     text = "\n" + "".join(said.format(**row) for row in rows)
     chosen = draw.rng.sample(rows, draw.count) * draw.rng.randint(1, MOST_ASKED)
     return [Item([encode(draw.tokenizer, text)], [_asked(draw, asked, row) for row in chosen])]
-
-
-def _chain(draw: Draw) -> list[Item]:
-    """Variables that get a value or that of another variable; asked for at any of its links."""
-    first, link, asked = draw.rng.choice(templates.CHAINS)
-    names, items = draw.keys(draw.size * draw.count), []
-    for i in range(0, len(names), draw.size):
-        own = names[i : i + draw.rng.randint(min(2, draw.size), draw.size)]
-        value = draw.value()
-        said = [first.format(k=own[0], v=value)]
-        said += [link.format(k=name, a=before) for before, name in itertools.pairwise(own)]
-        question = _asked(draw, asked, {"k": draw.rng.choice(own), "v": value})
-        items.append(Item(token_ids(draw.tokenizer, said), [question]))
-    return items
-
-
-def _copy(draw: Draw) -> list[Item]:
-    """Passages of random tokens that come again."""
-    special = set(draw.tokenizer.all_special_ids)
-    tokens = sorted(set(draw.text) - special) or list(draw.text)
-    passages = [draw.rng.choices(tokens, k=_span(draw.rng, len(draw.text))) for _ in range(draw.count)]
-    return [Item([passage], [_again(draw.rng, passage, [])]) for passage in passages]
-
-
-def _quote(draw: Draw) -> list[Item]:
-    """Passages of the row's own text that come again."""
-    lead = encode(draw.tokenizer, draw.rng.choice(templates.QUOTES))
-    return [Item([], [_again(draw.rng, passage, lead)], after=end) for passage, end in _passages(draw)]
-
-
-def _questions(draw: Draw) -> list[Item]:
-    """Questions about the row's own text: which words follow these?"""
-    before, after = draw.rng.choice(templates.CONTINUATIONS).split("{c}")
-    opening, closing = token_ids(draw.tokenizer, [before, after])
-    items = []
-    for passage, end in _passages(draw):
-        cue = min(draw.rng.randint(2, 2 * CUE), len(passage) - 1)
-        items.append(Item([], [Asked(opening + passage[:cue] + closing, passage[cue:])], after=end))
-    return items
 
 
 def _listed(rng: random.Random, questions: int) -> tuple[str, list[str]]:
@@ -198,18 +152,8 @@ FORMS: dict[str, Callable[[Draw], list[Item]]] = {
     "facts": _facts,
     "numbered": _numbered,
     "table": _table,
-    "chain": _chain,
-    "copy": _copy,
-    "quote": _quote,
-    "questions": _questions,
 }
-ABOUT_TEXT = ("quote", "questions")
-"""forms that ask about the row's own text"""
-
-
-def _item(draw: Draw, said: list[str], asked: str, values: dict[str, str]) -> Item:
-    parts = token_ids(draw.tokenizer, [text.format(**values) for text in said])
-    return Item(parts, [_asked(draw, asked, values)])
+"""name in recipes -> what makes its items"""
 
 
 def _asked(draw: Draw, template: str, values: dict[str, str]) -> Asked:
@@ -221,25 +165,3 @@ def _asked(draw: Draw, template: str, values: dict[str, str]) -> Asked:
     if both[: len(prompt)] == prompt:
         return Asked(prompt, both[len(prompt) :])
     return Asked(prompt, encode(draw.tokenizer, space + values["v"] + tail.format(**values)))
-
-
-def _span(rng: random.Random, most: int) -> int:
-    """Tokens of a passage; as many short as long ones by their logarithm."""
-    low, high = SPAN
-    size = math.exp(rng.uniform(math.log(low), math.log(high)))
-    return max(2, min(round(size), most // 4))
-
-
-def _passages(draw: Draw) -> list[tuple[list[int], int]]:
-    """Passages of the text, and where they end."""
-    found = []
-    for _ in range(draw.count):
-        size = min(_span(draw.rng, len(draw.text)), len(draw.text))
-        start = draw.rng.randint(0, len(draw.text) - size)
-        found.append((list(draw.text[start : start + size]), start + size))
-    return found
-
-
-def _again(rng: random.Random, passage: list[int], lead: list[int]) -> Asked:
-    cue = min(rng.randint(2, CUE), len(passage) - 1)
-    return Asked(lead + passage[:cue], passage[cue:])

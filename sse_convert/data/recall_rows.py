@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sse_convert.data.documents import beginning_ids
 from sse_convert.data.needle import KeyWords, text_stretch, too_short
-from sse_convert.data.recall_forms import ABOUT_TEXT, FORMS, Asked, Draw, Item
+from sse_convert.data.recall_forms import FORMS, Asked, Draw, Item
 from sse_convert.recipe.schema import Needles
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 REDRAWS = 8
 """tries to find an item of one question that is short enough"""
 REPEATED = 0.15
-"""share of the rows, but for those that ask about their text, whose text is one passage again and again"""
+"""share of the rows whose text is one passage again and again"""
 PASSAGE = (12, 200)
 """tokens of that passage, shortest and longest"""
 
@@ -67,11 +67,10 @@ def recall_row(
     kind, count = rng.choice(needles.kinds), min(rng.choice(needles.keys), len(words.train))
     if (room := seq_len - len(beginning)) < 2:
         raise too_short(len(beginning) + 2, seq_len)
-    text = _haystack(rng, form, haystack_ids, room, seq_len)
-    items, asked = _fitting(form, Draw(rng, count, kind, words.train, text, tokenizer), room)
-    used = _size(items, asked)
-    if (needed := used + max(items[i].after for i, _ in asked)) > room:
-        raise too_short(needed + len(beginning), seq_len)
+    text = _haystack(rng, haystack_ids, room, seq_len)
+    items, asked = _fitting(form, Draw(rng, count, kind, words.train, tokenizer), room)
+    if (used := _size(items, asked)) > room:
+        raise too_short(used + len(beginning), seq_len)
     del text[room - used :]
     pieces, last = _planted(rng, items, len(text))
     early = [needles.early > 0 and rng.random() < needles.early for _ in asked]
@@ -85,16 +84,16 @@ def crowding(seq_len: int, needles: Needles, tokenizer: "PreTrainedTokenizerBase
     less, in words and with what a row drawn for a trial asks for; None if they are long enough."""
     count, room = min(max(needles.keys), len(words.train)), seq_len - len(beginning_ids(tokenizer))
     for form, kind in itertools.product(needles.drawn_forms(), needles.kinds):
-        draw = Draw(random.Random(0), count, kind, words.train, [0] * room, tokenizer)
+        draw = Draw(random.Random(0), count, kind, words.train, tokenizer)
         if (asked := len(_fitting(form, draw, room)[1])) < count / 2:
             return f"a row of {seq_len:,} tokens with {count:,} needles ({form}, {kind}) has room for {asked:,} of them"
     return None
 
 
-def _haystack(rng: random.Random, form: str, ids: Sequence[int], size: int, seq_len: int) -> list[int]:
+def _haystack(rng: random.Random, ids: Sequence[int], size: int, seq_len: int) -> list[int]:
     """Running text to plant in: a stretch of it, or one passage of that again and again."""
     text = text_stretch(rng, ids, size, seq_len)
-    if form in ABOUT_TEXT or rng.random() >= REPEATED:
+    if rng.random() >= REPEATED:
         return text
     passage = text[: rng.randint(*PASSAGE)]
     return list(itertools.islice(itertools.cycle(passage), size))
@@ -113,15 +112,13 @@ class _Piece:
 def _fitting(form: str, draw: Draw, room: int) -> tuple[list[Item], list[tuple[int, Asked]]]:
     """Items, and the questions that are asked, in their order, each with the number of its item.
 
-    Where `room` tokens do not hold half of the questions, fewer and smaller items are made. Questions about the row's
-    own text take at most a third of it, so that the text they are about stays.
+    Where `room` tokens do not hold half of the questions, fewer and smaller items are made.
     """
-    own = room * 2 // 3 if form in ABOUT_TEXT else room
-    for smaller in _smaller(dc.replace(draw, text=draw.text[:own])):
+    for smaller in _smaller(draw):
         items = FORMS[form](smaller)
         asked = [(i, one) for i, item in enumerate(items) for one in item.asked]
         draw.rng.shuffle(asked)
-        left = room - own if form in ABOUT_TEXT else room - _size(items, [])
+        left = room - _size(items, [])
         totals = itertools.accumulate(_size([], [one]) for one in asked)
         fitting = sum(total <= left for total in totals)
         if fitting >= max(1, len(asked) / 2):
@@ -152,7 +149,7 @@ def _planted(rng: random.Random, items: list[Item], size: int) -> tuple[list[_Pi
     for item in items:
         cuts = sorted(rng.randint(0, size) for _ in item.parts)
         pieces += [_Piece(cut, part) for cut, part in zip(cuts, item.parts, strict=True)]
-        last.append(max([item.after, *cuts]))
+        last.append(cuts[-1])
     return pieces, last
 
 

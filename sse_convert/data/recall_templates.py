@@ -109,15 +109,6 @@ TABLES = (
 )
 """rows of a table; asked for as a row again"""
 LOOK_UPS = ("Row {k} of that list says {v}.\n", "lookup({k}) gives {v}\n")
-CHAINS = (
-    ("\nlet {k} = {v};", "\nlet {k} = {a};", "\nprint {k} prints {v};"),
-    ("\n{k} := {v}\n", "\n{k} := {a}\n", "\n{k} evaluates to {v}\n"),
-    (" First {k} held {v}.", " Then {k} took it from {a}.", " Now {k} holds {v}."),
-    ("\nalias {k} {v}\n", "\nalias {k} {a}\n", "\nresolve {k} {v}\n"),
-)
-"""a variable gets a value, a variable gets that of the variable {a}, a question"""
-QUOTES = ("", "\n", ' "', "\nAs was said: ", "\nTo quote the passage: ", "\n> ", " [...] ")
-"""what stands before words that come again"""
 SEVERAL = 0.4
 """share of statements made of words that are about one of several"""
 RESTATED = 0.5
@@ -128,8 +119,6 @@ ANY_WORD = 0.3
 """share of adjectives and nouns that are any words, so that what a fact is called matters less than its key"""
 EVALUATED = ("special", "magic")
 """words of the evaluations, which are not among them"""
-CONTINUATIONS = ('\nHow does the sentence with "{c}" go on?', '\nQ: Words after "{c}"?\nA: ', '\nComplete "{c}":')
-"""questions about the row's own text: {c} are some words of a sentence, the answer is those that follow there"""
 
 
 def noun(rng: random.Random, words: Sequence[str]) -> str:

@@ -22,7 +22,6 @@ from sse_convert.data.hub_datasets import check_datasets, open_hub
 from sse_convert.data.needle import KeyWords, load_words
 from sse_convert.data.packing import IGNORED, Corpus, Cursor, Packed, Packer, packed_rows
 from sse_convert.data.parquet_files import ParquetFiles
-from sse_convert.data.recall_forms import ABOUT_TEXT
 from sse_convert.data.recall_rows import crowding, recall_row
 from sse_convert.data.teacher_samples import SamplingTeacher, TeacherSamples
 from sse_convert.data.text_files import TextFiles, find_files, unit_bytes
@@ -304,9 +303,8 @@ class RowReader:
             made = recall_row(random.Random(seed), haystack, T, needles, self._tokenizer, self._words)
         except DataError:
             return packed, np.zeros(T, dtype=np.bool_)
-        known = np.array(made.answers, dtype=np.bool_) & (made.form not in ABOUT_TEXT)
-        ids = np.array(made.token_ids, dtype=np.int32)
-        return Packed(ids, np.arange(T, dtype=np.int32), np.ones(T, dtype=np.bool_)), known
+        ids, answers = np.array(made.token_ids, dtype=np.int32), np.array(made.answers, dtype=np.bool_)
+        return Packed(ids, np.arange(T, dtype=np.int32), np.ones(T, dtype=np.bool_)), answers
 
     def _row(self, packed: Packed, position: dict[str, Any]) -> Row:
         hidden = packed.positions == 0

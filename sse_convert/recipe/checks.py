@@ -7,6 +7,7 @@ from typing import Any
 from sse_convert.mixers import BUILT_IN, FULL
 from sse_convert.recipe.pattern import MOST_LAYERS, layer_range, mixer_name_problems, pattern_runs
 from sse_convert.recipe.problems import Path, Problem, shortened, suggest
+from sse_convert.recipe.retired import RETIRED_FORMS
 from sse_convert.recipe.schema import (
     FORM_WEIGHTS,
     Data,
@@ -70,10 +71,6 @@ def check_together(parts: dict[str, Any]) -> Iterator[Problem]:
         masked = any(stage is not None and stage.loss_mask == "assistant" for stage in stages)
         if masked and not any(source is None or source.kind == "chat" for source in data.train):
             yield Problem(("data", "train"), "loss_mask: assistant needs a source with kind: chat")
-        for i, stage in enumerate(stages):
-            if stage is not None and stage.needle_keys and not data.needles.share:
-                text = "no row is planted, since data.needles.share is 0; raise that, or remove needle_keys"
-                yield Problem(("stages", i, "needle_keys"), text)
 
 
 def check_run(recipe: Recipe) -> Iterator[Problem]:
@@ -145,8 +142,6 @@ def _stage(stage: Stage) -> Iterator[Problem]:
         )
     if not 0 <= stage.warmup < 1:
         yield Problem(("warmup",), f"{stage.warmup} is not a share of the steps, expected 0 to less than 1")
-    if stage.needle_keys is not None:
-        yield from _not_empty(stage, "needle_keys")
     if stage.seq_len % stage.context_parallel:
         yield Problem(("context_parallel",), f"{stage.context_parallel} does not divide seq_len ({stage.seq_len})")
     yield from _stage_rates(stage)
@@ -205,7 +200,10 @@ def _source(source: Source) -> Iterator[Problem]:
 def _needles(needles: Needles) -> Iterator[Problem]:
     yield from _not_empty(needles, "keys", "kinds")
     for form in needles.forms:
-        if form not in FORM_WEIGHTS:
+        if form in RETIRED_FORMS:
+            if needles.share:
+                yield Problem(("forms", form), f"was retired; {', '.join(FORM_WEIGHTS)} are left: remove it")
+        elif form not in FORM_WEIGHTS:
             yield Problem(("forms", form), "unknown form" + suggest(form, FORM_WEIGHTS))
     if not needles.drawn_forms():
         yield Problem(("forms",), f"no form has a weight above 0; weigh one of {', '.join(FORM_WEIGHTS)}")

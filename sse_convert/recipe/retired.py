@@ -15,12 +15,15 @@ RETIRED = {
     "stages.teacher": "a stage learns from the recipe's model, the one that is converted; remove it",
     "layers.ratio": "write it as a pattern: {sse: 5, full: 1} is pattern: [sse*5, full]",
     "stages.rope_type": "a factor alone means yarn; remove it",
+    "stages.needle_keys": "data.needles.keys counts for every stage, and short rows take as many as fit; remove it",
     "train.backend": "the fastest that this machine has is taken, as `sse-convert doctor` says; remove it",
     "train.keep": "a stage hands on its last weights; where held-out text got worse, lower its tokens or lr; remove it",
     "train.lora": "write train.lora_rank for its rank; alpha is twice that, and all linear modules get an adapter",
     "train.trackers": "metrics.jsonl and the card of the model have the figures of every step; remove it",
 }
 """section and key -> what to do"""
+RETIRED_FORMS = ("chain", "copy", "quote", "questions")
+"""of planted rows; recipes that plant none were written out with them"""
 DEFAULTS = {
     **RETIRED_OF_MIXERS,
     "backend": "auto",
@@ -32,6 +35,7 @@ DEFAULTS = {
     "clip": 1.0,
     "teacher": None,
     "keep": "last",
+    "needle_keys": None,
     "lora": {"rank": 16, "alpha": 32.0, "targets": None},
 }
 """what keys were where nobody set them: a run that began with them goes on, and its recipe is read"""

@@ -104,8 +104,6 @@ class Stage:
     """kl and ce: train on every token, or on assistant turns of the chat template alone"""
     rope: Rope | None = None
     """ce only: rotary embedding from this stage on, for rows beyond the trained positions; null changes nothing"""
-    needle_keys: list[Count] | None = None
-    """numbers of needles in this stage's planted rows, drawn uniformly, as many as fit; null: `data.needles.keys`"""
     context_parallel: Annotated[int, Range(1, 64)] = 1
     """processes that hold a row together, each with its part of the tokens, for rows that one GPU cannot hold; under
     FSDP2, at most one process per query head"""
@@ -138,7 +136,7 @@ class Source:
     """teacher sources: tokens of a sampled row; unset means the seq_len of whoever reads, sampled anew for each"""
 
 
-FORM_WEIGHTS = {"facts": 4.0, "numbered": 1.0, "table": 1.0, "chain": 1.0, "copy": 2.0, "quote": 2.0, "questions": 1.0}
+FORM_WEIGHTS = {"facts": 4.0, "numbered": 1.0, "table": 1.0}
 """forms of planted rows, and how often each is drawn"""
 
 
@@ -149,7 +147,7 @@ class Needles:
     share: Share = 0.0
     """share of rows that carry needles"""
     forms: dict[str, NotNegative] = dc.field(default_factory=lambda: dict(FORM_WEIGHTS))
-    """how often rows take each form: facts, numbered, table, chain, copy, quote, questions; others are not drawn"""
+    """how often rows take each form: facts, numbered, table; others are not drawn"""
     keys: list[Count] = dc.field(default_factory=lambda: [1, 2, 4, 8])
     """numbers of needles in a row, drawn uniformly; fewer in rows too short for them"""
     kinds: list[Literal["number", "word", "code", "uuid"]] = dc.field(

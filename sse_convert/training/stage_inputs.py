@@ -18,9 +18,8 @@ from sse_convert.surgery.positions import check_row_length, position_limit, stre
 from sse_convert.training.schedule import Schedule
 from sse_convert.trust import trusts_code
 
-_FREE = ("name", "micro_batch", "gradient_checkpointing", "context_parallel", "checkpoint_steps", "needle_keys")
-"""stage keys that do not decide what is computed, so they may change between interruption and continuation;
-`needle_keys` decides as a part of `data.needles`"""
+_FREE = ("name", "micro_batch", "gradient_checkpointing", "context_parallel", "checkpoint_steps")
+"""stage keys that do not decide what is computed, so they may change between interruption and continuation"""
 
 
 def check_stage(recipe: Recipe, stage: Stage, accelerator: Accelerator) -> None:
@@ -52,10 +51,9 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
 
 
 def _needles(recipe: Recipe, stage: Stage) -> Needles:
-    """What to plant: `data.needles`, with as many in a row as the stage asks for; only kl stages take answers."""
+    """What to plant: `data.needles`; only kl stages take answers."""
     needles = recipe.data.needles
-    answers = needles.answers if stage.loss == "kl" else "teacher"
-    return dc.replace(needles, keys=stage.needle_keys or needles.keys, answers=answers)
+    return needles if stage.loss == "kl" else dc.replace(needles, answers="teacher")
 
 
 def _row_settings(recipe: Recipe, stage: Stage) -> dict[str, Any]:

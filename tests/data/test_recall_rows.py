@@ -7,7 +7,7 @@ import pytest
 
 from sse_convert.data import recall_templates
 from sse_convert.data.needle import KeyWords, load_words, needle_text, question_text
-from sse_convert.data.recall_forms import ABOUT_TEXT, FORMS, Draw
+from sse_convert.data.recall_forms import FORMS, Draw
 from sse_convert.data.recall_rows import crowding, recall_row
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import FORM_WEIGHTS, Needles
@@ -15,7 +15,6 @@ from sse_convert.selection.recall_probes import NEEDLE, QUESTION
 
 WORDS = load_words()
 KINDS = ["number", "word", "code", "uuid"]
-PLANTED = ["facts", "numbered", "table", "chain", "copy"]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def test_rows_have_exactly_the_asked_length(row, bos_tokenizer, form, length):
         assert begun.token_ids.count(bos_tokenizer.bos_token_id) == 1
 
 
-@pytest.mark.parametrize("form", ["facts", "numbered", "table", "chain"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("early", [0.0, 0.7])
 def test_every_value_asked_for_stands_earlier_in_the_row(row, tokenizer, form, early):
     total = 0
@@ -74,16 +73,7 @@ def test_every_value_asked_for_stands_earlier_in_the_row(row, tokenizer, form, e
     assert total >= 20 * 3
 
 
-@pytest.mark.parametrize("form", ["copy", "quote", "questions"])
-def test_every_passage_asked_for_stands_earlier_in_the_row(row, form):
-    for seed in range(10):
-        made = row(seed, forms={form: 1.0}, keys=[1])
-        ((start, answer),) = answers_of(made)
-        before = made.token_ids[:start]
-        assert any(before[i : i + len(answer)] == answer for i in range(start))
-
-
-@pytest.mark.parametrize("form", PLANTED)
+@pytest.mark.parametrize("form", FORMS)
 def test_early_questions_stand_in_the_text(row, form):
     early = total = 0
     for seed in range(12):
@@ -108,7 +98,7 @@ def test_facts_and_rows_of_tables_are_asked_for_up_to_four_times(row, tokenizer,
 
 
 def test_most_keys_are_words(tokenizer):
-    drawn = [Draw(random.Random(seed), 4, "number", WORDS.train, [], tokenizer).keys(4) for seed in range(300)]
+    drawn = [Draw(random.Random(seed), 4, "number", WORDS.train, tokenizer).keys(4) for seed in range(300)]
     assert all(len(set(keys)) == 4 for keys in drawn)
     whole = sum(set(keys) <= set(WORDS.train) for keys in drawn)
     pairs = sum(all(set(key.split("-")) <= set(WORDS.train) for key in keys) for keys in drawn) - whole
@@ -118,20 +108,20 @@ def test_most_keys_are_words(tokenizer):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_some_rows_repeat_a_passage_for_their_text_unless_they_ask_about_it(row, tokenizer, form):
+def test_some_rows_repeat_a_passage_for_their_text(row, tokenizer, form):
     words = tokenizer(" ".join(f"n{i}" for i in range(3000)), add_special_tokens=False)["input_ids"]
     fresh = len({tuple(words[i : i + 4]) for i in range(900)})
     repeating = 0
     for seed in range(60):
         ids = row(seed, 900, text=words, forms={form: 1.0}, keys=[1], kinds=["number"]).token_ids
         repeating += len({tuple(ids[i : i + 4]) for i in range(900)}) < 0.5 * fresh
-    assert repeating == 0 if form in ABOUT_TEXT else 2 <= repeating <= 20
+    assert 2 <= repeating <= 20
 
 
 def test_weights_decide_how_often_a_form_is_drawn(row):
-    drawn = [row(seed, 400, forms={"copy": 3.0, "quote": 1.0, "facts": 0.0}, keys=[1]).form for seed in range(200)]
-    assert set(drawn) == {"copy", "quote"}
-    assert 0.65 < drawn.count("copy") / 200 < 0.85
+    drawn = [row(seed, 400, forms={"table": 3.0, "numbered": 1.0, "facts": 0.0}, keys=[1]).form for seed in range(200)]
+    assert set(drawn) == {"table", "numbered"}
+    assert 0.65 < drawn.count("table") / 200 < 0.85
 
 
 def test_equal_seeds_give_equal_rows(row):
@@ -154,26 +144,11 @@ def test_only_training_words_are_keys(row, tokenizer, haystack):
 
 def test_rows_too_short_say_what_is_needed(row, haystack, bos_tokenizer):
     with pytest.raises(DataError, match="need 3 tokens, the row has 1"):
-        row(length=1, tok=bos_tokenizer, forms={"copy": 1.0})
+        row(length=1, tok=bos_tokenizer, forms={"facts": 1.0})
     with pytest.raises(DataError, match=r"need \d+ tokens, the row has 20"):
         row(length=20, forms={"facts": 1.0})
     with pytest.raises(DataError, match="text for needle rows has 30 tokens"):
         row(text=haystack[:30])
-
-
-@pytest.mark.parametrize("form", ["quote", "questions"])
-@pytest.mark.parametrize("length", [2, 12, 16, 24, 32])
-def test_short_rows_ask_for_text_that_they_have_or_are_refused(row, form, length):
-    made = 0
-    for seed in range(40):
-        try:
-            one = row(seed, length, forms={form: 1.0}, keys=[1], early=0.5 * (seed % 2))
-        except DataError:
-            continue
-        ((start, answer),) = answers_of(one)
-        assert any(one.token_ids[i : i + len(answer)] == answer for i in range(start))
-        made += 1
-    assert made > 0 or length < 24
 
 
 def test_rows_that_are_short_for_their_needles(tokenizer):

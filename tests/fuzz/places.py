@@ -37,7 +37,7 @@ def recipe(model: str = "qwen3") -> dict[str, Any]:
                 "lr": {"mixers": 0.001, "rest": 1e-05},
                 **lengths,
             },
-            {"name": "uptrain", "loss": "ce", "lr": 0.001, "rope": {"rope_theta": 1e6}, "needle_keys": [1], **lengths},
+            {"name": "uptrain", "loss": "ce", "lr": 0.001, "rope": {"rope_theta": 1e6}, **lengths},
         ],
         data={"train": sources, "valid": sources, "needles": {"share": 0.1, "keys": [1, 2]}, "seed": 1},
         train={"mixed_precision": "no", "lora_rank": 4, "seed": 1},

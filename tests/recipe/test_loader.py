@@ -197,11 +197,13 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
             {"stages": [{**STAGE, "loss_mask": "assistant"}]},
             "data.train: loss_mask: assistant needs a source",
         ),
-        ({"stages": [{**STAGE, "needle_keys": []}]}, "stages.0.needle_keys: is empty, name at least one"),
-        ({"stages": [{**STAGE, "needle_keys": [4, 0]}]}, "stages.0.needle_keys.1: 0 is too small, expected 1 or more"),
         (
-            {"data": {"train": [{"path": "x"}]}, "stages": [{**STAGE, "needle_keys": [4]}]},
-            "stages.0.needle_keys: no row is planted, since data.needles.share is 0",
+            {"stages": [{**STAGE, "needle_keys": [4]}]},
+            "stages.0.needle_keys: was retired; data.needles.keys counts",
+        ),
+        (
+            {"data": {"needles": {"share": 0.1, "forms": {"facts": 1.0, "quote": 1.0}}}},
+            "data.needles.forms.quote: was retired; facts, numbered, table are left: remove it",
         ),
         ({"data": {}}, "data.train: training stages need a source of text"),
         ({"data": {"train": [{}]}}, "data.train.0.path: a text source needs a file, folder or hub dataset"),

@@ -64,3 +64,30 @@ def test_a_stage_may_be_renamed(make, train, converted):
     first, _ = train("uptrain", recipe=make(("uptrain", {**SHORT, "name": "one"})))
     again = recipe_from_dict(make(("uptrain", {**SHORT, "name": "two"})).to_dict())
     assert run_stage(again, again.stages[0], converted, first).already_done
+
+
+@pytest.fixture
+def planted(make, text_folder):
+    """A recipe whose rows of 448 tokens all carry as many needles as `keys` says."""
+
+    def build(keys):
+        needles = {"share": 1.0, "kinds": ["uuid"], "forms": {"numbered": 1.0}, "keys": keys}
+        data = {"train": [{"path": str(text_folder)}], "needles": needles}
+        return make(("distill", {"seq_len": 448, "tokens": 896, "batch_tokens": 896}), data=data)
+
+    return build
+
+
+def test_a_folder_with_other_needles_is_refused(planted, train):
+    train("distill", "first", recipe=planted([2]))
+    with pytest.raises(TrainingError, match=r"data\.needles\.keys was \[2\], is \[1\]"):
+        train("distill", "first", recipe=planted([1]))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"), [([1], ""), ([1, 16], "with 16 needles (numbered, uuid) has room for 4 of them")]
+)
+def test_needles_that_do_not_fit_are_told(planted, train, capsys, keys, said):
+    train("distill", recipe=planted(keys))
+    told = [line for line in capsys.readouterr().err.splitlines() if "needles" in line]
+    assert told == ([f"distill: a row of 448 tokens {said}"] if said else [])
