@@ -163,9 +163,8 @@ processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
   offered; `data` reads text. `calibrate`, `select`, `eval`, `generate` and `chat` read text as well.
 - **Features of an image** go to the layers where the teacher has them: into the embeddings, and with Qwen3-VL's
   DeepStack behind the first layers, converted or not.
-- **Rotation by time, height and width** (M-RoPE): a mixer with `rope: keep` turns queries and keys by the teacher's
-  tables. With `rope: none`, the default, a converted layer does not know where in the image a token is; the softmax
-  layers that are left do.
+- **Rotation by time, height and width** (M-RoPE): SSE does not know where in the image a token is; the softmax layers
+  that are left and windows do.
 - **Attention in both directions**: in Gemma 3 the tokens of an image see each other. Softmax layers that are left do
   that as before. SSE layers and converted windows read an image from its first token to its last.
 - **CUDA graphs** are not used in generation: positions after an image are counted in Python.

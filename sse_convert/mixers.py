@@ -131,8 +131,6 @@ class SSEMixer:
     """data-dependent decay per key channel, per head, or none"""
     decay_params: Literal["shared", "separate"] = "shared"
     """one projection of decay (and of the delta rule's write strength) for sparse and shared partitions, or one each"""
-    rope: Literal["none", "keep"] = "none"
-    """rotate q and k with the teacher's rotary embedding before the feature map, or not"""
     balance: Literal["aux_loss", "none"] = "aux_loss"
     """how partitions are kept in use: by a loss term, or not"""
     balance_coef: float = 0.01
@@ -272,6 +270,7 @@ SSE_KINDS = ("sse", "sse+sliding", "paper")
 RETIRED: dict[str, Any] = {
     "router": "hidden",
     "router_bias": False,
+    "rope": "none",
     "read_top_k": None,
     "row_top_k": None,
     "output_gate": False,

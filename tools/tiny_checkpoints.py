@@ -56,7 +56,6 @@ def read_cases() -> list[Case]:
         )
         for name, group in table["families"].items()
         for family in FAMILIES
-        if family not in group.get("without", ())
     ]
     for name, mixer in table["mixers"].items():
         options = {"num_hidden_layers": 2}

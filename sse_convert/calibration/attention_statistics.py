@@ -19,8 +19,8 @@ from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.layer import SSEAttention
-from sse_convert.modeling.layout import SequenceLayout, document_starts, sequence_layout
-from sse_convert.modeling.projections import RotaryTables, projections, value_heads
+from sse_convert.modeling.layout import document_starts, sequence_layout
+from sse_convert.modeling.projections import projections, value_heads
 from sse_convert.modeling.tensors import own_query_heads
 from sse_convert.modeling.window.masks import packed_arguments
 from sse_convert.modeling.window.sliding import training_mask
@@ -66,20 +66,6 @@ class LayerStatistics:
         return (self.student_square_H / max(self.tokens, 1)).sqrt()
 
 
-def layer_inputs(
-    layer: SSEAttention, x_BTC: Tensor, embeddings: RotaryTables | None, layout: SequenceLayout
-) -> dict[str, Any]:
-    """What a layer hands to its operator, but for sequences and states.
-
-    Args:
-        layer: an SSE or GLA layer.
-        x_BTC: its input.
-        embeddings: as its model makes them.
-        layout: of the batch.
-    """
-    return layer.operator_inputs(layout.pack(x_BTC), layer.rotation(embeddings, layout, len(x_BTC)))
-
-
 class Collector:
     """Runs a teacher and sums what chosen layers do.
 
@@ -110,7 +96,7 @@ class Collector:
         self.windows = windows or {}
         self.dims = {layer: attention_dims(model.config, layer) for layer in layers}
         self._values: dict[int, Tensor] = {}
-        self._given: dict[int, tuple[Tensor, RotaryTables | None]] = {}
+        self._given: dict[int, Tensor] = {}
         self.statistics = {
             layer: LayerStatistics(
                 distance_H=torch.zeros(heads, dtype=torch.float64),
@@ -193,9 +179,9 @@ class Collector:
         """Add the new layer's heads, and their products with what they are to give."""
         if layer not in self.students:
             return
-        x_BTC, embeddings = self._given.pop(layer)
         student = self.students[layer]
-        heads_NHD, own = self._student(student, x_BTC, embeddings), own_query_heads(student.source_dims, student.mixer)
+        own = own_query_heads(student.source_dims, student.mixer)
+        heads_NHD = self._student(student, self._given.pop(layer))
         statistics.student_square_H[own] += _sums(heads_NHD, heads_NHD)
         statistics.student_product_H[own] += _sums(heads_NHD, target_NHD[:, own])
 
@@ -206,13 +192,13 @@ class Collector:
             spec = self.spec.of(self.model.config, own_values=dims.own_values)
             self._values[layer] = value_heads(module, spec, dims, projections(module, spec, dims, x_BTC)[2]).flatten(2)
         if layer in self.students:
-            self._given[layer] = x_BTC, kwargs.get("position_embeddings")
+            self._given[layer] = x_BTC
 
-    def _student(self, student: SSEAttention, x_BTC: Tensor, embeddings: RotaryTables | None) -> Tensor:
+    def _student(self, student: SSEAttention, x_BTC: Tensor) -> Tensor:
         batch, length = x_BTC.shape[:2]
         starts = document_starts(self._positions, batch)
         layout = sequence_layout((batch, length), x_BTC.device, starts=starts)
-        inputs = layer_inputs(student, x_BTC, embeddings, layout)
+        inputs = student.operator_inputs(layout.pack(x_BTC))
         o_NHD = sse_attention(**inputs, cu_seqlens=layout.cu_seqlens)[0]
         heads = student.scaled(o_NHD, torch.float32)
         beside = isinstance(student.mixer, WindowMixer)  # where the source's own gate comes after both branches

@@ -9,6 +9,7 @@ from sse_convert.checkpoints.foreign import refusing
 from sse_convert.checkpoints.open import CheckpointFiles, download, open_checkpoint
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, HardwareError
+from sse_convert.mixers import SSEMixer
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.recipe.problems import shortened
 from sse_convert.trust import trusts_code
@@ -161,5 +162,5 @@ def context_limit(config: Any) -> int | None:
         return limit
     from sse_convert.modeling.configuration import layer_mixers
 
-    free = all(mixer is not None and getattr(mixer, "rope", "keep") == "none" for mixer in layer_mixers(config))
+    free = all(isinstance(mixer, SSEMixer) for mixer in layer_mixers(config))
     return None if free else limit

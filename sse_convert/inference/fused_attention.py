@@ -197,18 +197,17 @@ class StateHeads:
         self._own_decay = mixer.decay_params == "separate" and mixer.decay != "none"
 
     def takes(self, given: dict[str, Any]) -> bool:
-        """Whether there are a state, no padding among the new tokens, and the rotation where there is one."""
+        """Whether there are a state, and no padding among the new tokens."""
         attention, layout = self._attention, given.get(LAYOUT)
         kept = None if layout is None else attention.kept(layout, given)
         if layout is None or kept is None or kept.state is None or current_shard() is not None:
             return False
-        padded = layout.tokens is not None or layout.real is not None
-        return not padded and (self._rotation(given) is not None) is attention.rotates
+        return layout.tokens is None and layout.real is None
 
     def __call__(self, projected: Tensor, given: dict[str, Any]) -> Tensor:
         """[B, Hq, V] of what the state then holds, before the norm."""
         attention, layout = self._attention, given[LAYOUT]
-        inputs = self._inputs(projected, self._rotation(given))
+        inputs = self._inputs(projected)
         attention.remember(inputs["router_logits"], None)
         return attention.run_operator(inputs, layout, attention.kept(layout, given), 1)
 
@@ -230,10 +229,7 @@ class StateHeads:
         """[B, Hq, V] of `heads`, normed and scaled, and those of a window times their scale [Hq], added unrounded."""
         return branch_sum(self._attention.scaled(heads, precise_dtype(window)), window, scale)
 
-    def _rotation(self, given: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-        return rotation_of(given, self._attention.dims.head_dim) if self._attention.rotates else None
-
-    def _inputs(self, projected: Tensor, rotation: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
+    def _inputs(self, projected: Tensor) -> dict[str, Any]:
         """Of the operator."""
         from sse_convert.kernels.triton.generation.token_heads import Heads, token_heads
 
@@ -252,7 +248,7 @@ class StateHeads:
         decay = projected.new_zeros(B, H, D) if none else empty(H, D, torch.float32)
         own = empty(H, D, torch.float32) if self._own_decay else None
         out = Heads(q=q, k=k, v=v, shared=side, decay=None if none else decay, shared_decay=own)
-        token_heads(projected, self._projected.columns, self._heads, rotation, out)
+        token_heads(projected, self._projected.columns, self._heads, None, out)
         logits, strength, own_strength = (
             self._projected.of(projected, name) for name in ("router", "strength", "shared_strength")
         )
@@ -302,8 +298,7 @@ def _check_state_layer(attention: SSEAttention) -> None:
         (spec.qkv_layout != "separate" or len(spec.qkv) != 3, "projections that are not separate"),
         (spec.gated, "the source's output gate"),
         (spec.value_norm is not None, "a norm of values"),
-        (spec.qk_norm == "whole" or spec.norm_after_rotation, "norms of q and k over the whole, or after rotation"),
-        (attention.rotates and spec.rotary_pairs != "halves", "rotation of neighbours"),
+        (spec.qk_norm == "whole", "norms of q and k over the whole"),
         (width & (width - 1) != 0, f"heads of {width} values, no power of two"),
         (attention.dims.head_dim % 2 != 0, "heads of an odd size"),
         (bool(attention.output_dropout) and attention.training, "dropout"),

@@ -55,26 +55,14 @@ class ArchSpec:
     """their modules"""
     qk_norm_switch: str | None = None
     """config field that says whether a checkpoint has these norms; None if all have"""
-    norm_after_rotation: bool = False
-    """q and k are rotated first and then normed"""
     normed_layers: Literal["all", "rotated"] = "all"
     """layers with norms of q and k: all, or those that rotate"""
     value_norm: str | None = None
     """module that norms each head's values; None if they are not normed"""
     keys_as_values: str | None = None
     """config field that says whether, in layers without a native window, keys before their norm serve as values"""
-    rotary: Literal["full", "partial", "last", "none"] = "full"
-    """rotary embedding over all, the first or the last dimensions of a head; none for learned absolute positions, or no
-    positions at all"""
-    rotary_pairs: Literal[
-        "halves", "halves_once", "backwards", "neighbours", "neighbours_once", "neighbours_from_halves",
-        "neighbours_to_halves",
-    ] = "halves"  # fmt: skip
-    """which dimensions turn together: one of each half (`backwards`: by the negative angle), or neighbours. The tables
-    (cos, sin) hold each angle once in either half; for `neighbours` twice in turn; for `halves_once` and
-    `neighbours_once` once in all, in the latter as complex numbers. `neighbours_to_halves` leaves pairs in halves"""
-    pairs_switch: str | None = None
-    """config field that says whether a checkpoint has these pairs; `halves` if not. None if all have"""
+    rotary: bool = True
+    """positions are rotations of q and k; false for learned absolute ones, or none at all"""
     rotated_layers: Literal["all", "sliding", "sliding_if_any"] = "all"
     """layers that rotate: all but those whose attention says `use_rope = False`; those with a native window; or these,
     but all in a model without windows"""
@@ -113,8 +101,6 @@ class ArchSpec:
         switched_off = self.qk_norm_switch is not None and not getattr(config, self.qk_norm_switch)
         if switched_off or (self.normed_layers == "rotated" and not rotated):
             changes["qk_norm"] = "none"
-        if self.pairs_switch is not None and not getattr(config, self.pairs_switch):
-            changes["rotary_pairs"] = "halves"
         if self.qkv_layout == "latent" and config.q_lora_rank is None:
             changes["qkv"] = ("q_proj", *self.qkv[-3:])
         if not own_values:

@@ -28,7 +28,7 @@ def _llama_like(model_type: str, stem: str, **fields: Any) -> ArchSpec:
 def _latent(model_type: str, stem: str, **fields: Any) -> ArchSpec:
     """Multi-head latent attention, as in DeepSeek."""
     qkv = ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
-    defaults = {"classifier_class": None, "rotary": "last", "qkv": qkv, "qkv_layout": "latent"}
+    defaults = {"classifier_class": None, "qkv": qkv, "qkv_layout": "latent"}
     return _llama_like(model_type, stem, **{**defaults, **fields})
 
 
@@ -56,70 +56,52 @@ ARCHITECTURES: dict[str, ArchSpec] = {
             keys_as_values="attention_k_eq_v", arguments=("shared_kv_states",),
             switches=("use_bidirectional_attention", "kv_sharing_modes"),
         ),
-        _llama_like("phi3", "Phi3", qkv=("qkv_proj",), qkv_layout="blocks", rotary="partial"),
+        _llama_like("phi3", "Phi3", qkv=("qkv_proj",), qkv_layout="blocks"),
         _llama_like("olmo2", "Olmo2", qk_norm="whole"),
         _llama_like("granite", "Granite", classifier_class=None, logits_over="logits_scaling"),
         _llama_like("smollm3", "SmolLM3"),
         _llama_like("starcoder2", "Starcoder2", output_dropout="residual_dropout"),
         _llama_like(
             "gpt_neox", "GPTNeoX", backbone="gpt_neox", attention="attention", embeddings="embed_in",
-            qkv=("query_key_value",), qkv_layout="heads", output="dense", rotary="partial",
+            qkv=("query_key_value",), qkv_layout="heads", output="dense",
         ),
         _llama_like("apertus", "Apertus", classifier_class=None, qk_norm="head"),
         _llama_like("apertus1p5_text", "Apertus1p5Text", classifier_class=None, qk_norm="head"),
         _llama_like("arcee", "Arcee"),
-        _llama_like(
-            "cohere", "Cohere", classifier_class=None, rotary_pairs="neighbours", logits_times="logit_scale",
-        ),
-        _llama_like(
-            "cohere2", "Cohere2", classifier_class=None, rotary_pairs="neighbours", rotated_layers="sliding",
-            logits_times="logit_scale",
-        ),
+        _llama_like("cohere", "Cohere", classifier_class=None, logits_times="logit_scale"),
+        _llama_like("cohere2", "Cohere2", classifier_class=None, rotated_layers="sliding", logits_times="logit_scale"),
         _llama_like(
             "cohere_compass_text", "CohereCompass", config_class="CohereCompassTextConfig",
             backbone_class="CohereCompassTextModel", classifier_class=None, logits_times="logit_scale",
         ),
         _llama_like("cwm", "Cwm", classifier_class=None),
-        _llama_like("ernie4_5", "Ernie4_5", classifier_class=None, rotary_pairs="neighbours_from_halves"),
+        _llama_like("ernie4_5", "Ernie4_5", classifier_class=None),
         _llama_like("exaone4", "Exaone4", qk_norm="head", rotated_layers="sliding_if_any"),
         _llama_like("gemma", "Gemma"),
-        _llama_like("glm", "Glm", rotary="partial", rotary_pairs="neighbours_from_halves"),
-        _llama_like("glm4", "Glm4", rotary="partial", rotary_pairs="neighbours_from_halves"),
-        _llama_like("helium", "Helium", rotary_pairs="neighbours_from_halves"),
+        _llama_like("glm", "Glm"),
+        _llama_like("glm4", "Glm4"),
+        _llama_like("helium", "Helium"),
         _llama_like(
             "hunyuan_v1_dense", "HunYuanDenseV1", qk_norm="head", qk_norms=("query_layernorm", "key_layernorm"),
-            norm_after_rotation=True,
         ),
         _llama_like("hyperclovax", "HyperCLOVAX", classifier_class=None, logits_times="logits_scaling"),
         _llama_like("jais2", "Jais2", classifier_class=None),
         _llama_like("ministral", "Ministral"),
         _llama_like("ministral3", "Ministral3"),
-        _llama_like(
-            "nanochat", "NanoChat", classifier_class=None, qk_norm="head", norm_after_rotation=True,
-            rotary_pairs="backwards",
-        ),
-        _llama_like("nemotron", "Nemotron", rotary="partial", hands_on=False),
+        _llama_like("nanochat", "NanoChat", classifier_class=None, qk_norm="head"),
+        _llama_like("nemotron", "Nemotron", hands_on=False),
         _llama_like("olmo", "Olmo"),
         _llama_like("olmo3", "Olmo3", qk_norm="whole"),
-        _llama_like("phi", "Phi", output="dense", rotary="partial"),
+        _llama_like("phi", "Phi", output="dense"),
         _llama_like("seed_oss", "SeedOss", output_dropout="residual_dropout"),
-        _llama_like("stablelm", "StableLm", rotary="partial", hands_on=False),
+        _llama_like("stablelm", "StableLm", hands_on=False),
         _llama_like("vaultgemma", "VaultGemma", classifier_class=None),
-        _llama_like(
-            "aria_text", "AriaText", classifier_class=None, experts_per_token="moe_topk",
-        ),
+        _llama_like("aria_text", "AriaText", classifier_class=None, experts_per_token="moe_topk"),
         _llama_like("dots1", "Dots1", classifier_class=None, qk_norm="head"),
-        _llama_like(
-            "ernie4_5_moe", "Ernie4_5_Moe", classifier_class=None, rotary_pairs="neighbours_from_halves",
-        ),
-        _llama_like(
-            "exaone_moe", "ExaoneMoe", classifier_class=None, qk_norm="head", rotated_layers="sliding_if_any",
-        ),
+        _llama_like("ernie4_5_moe", "Ernie4_5_Moe", classifier_class=None),
+        _llama_like("exaone_moe", "ExaoneMoe", classifier_class=None, qk_norm="head", rotated_layers="sliding_if_any"),
         _llama_like("flex_olmo", "FlexOlmo", classifier_class=None, qk_norm="whole"),
-        _llama_like(
-            "glm4_moe", "Glm4Moe", classifier_class=None, qk_norm="head", qk_norm_switch="use_qk_norm",
-            rotary="partial",
-        ),
+        _llama_like("glm4_moe", "Glm4Moe", classifier_class=None, qk_norm="head", qk_norm_switch="use_qk_norm"),
         _llama_like(
             "flint", "Flint", classifier_class=None, qk_norm="head", rotated_layers="sliding",
             softmax_parameters=("sinks",),
@@ -135,25 +117,18 @@ ARCHITECTURES: dict[str, ArchSpec] = {
         _llama_like("olmo_hybrid", "OlmoHybrid", classifier_class=None, qk_norm="whole", linear_layers=True),
         _llama_like("granitemoe", "GraniteMoe", classifier_class=None, logits_over="logits_scaling"),
         _llama_like("granitemoeshared", "GraniteMoeShared", classifier_class=None, logits_over="logits_scaling"),
-        _llama_like(
-            "hunyuan_v1_moe", "HunYuanMoEV1", qk_norm="head", qk_norms=("query_layernorm", "key_layernorm"),
-            norm_after_rotation=True,
-        ),
+        _llama_like("hunyuan_v1_moe", "HunYuanMoEV1", qk_norm="head", qk_norms=("query_layernorm", "key_layernorm")),
         _llama_like("hy_v3", "HYV3", classifier_class=None, qk_norm="head"),
-        _llama_like(
-            "kolibri1", "Kolibri1", classifier_class=None, qk_norm="head", rotated_layers="sliding_if_any",
-        ),
+        _llama_like("kolibri1", "Kolibri1", classifier_class=None, qk_norm="head", rotated_layers="sliding_if_any"),
         _llama_like(
             "llama4_text", "Llama4", config_class="Llama4TextConfig", backbone_class="Llama4TextModel",
             classifier_class=None, qk_norm="head", qk_norms=("qk_norm", "qk_norm"), qk_norm_switch="use_qk_norm",
-            norm_after_rotation=True, normed_layers="rotated", rotary_pairs="neighbours_once",
+            normed_layers="rotated",
             switches=("attn_temperature_tuning", "attn_scale", "floor_scale"),
         ),
         _llama_like("mellum", "Mellum", classifier_class=None, qk_norm="head"),
-        _llama_like("minimax_m2", "MiniMaxM2", classifier_class=None, qk_norm="whole", rotary="partial"),
-        _llama_like(
-            "gpt_oss", "GptOss", rotary_pairs="halves_once", softmax_parameters=("sinks",), separates_documents=False,
-        ),
+        _llama_like("minimax_m2", "MiniMaxM2", classifier_class=None, qk_norm="whole"),
+        _llama_like("gpt_oss", "GptOss", softmax_parameters=("sinks",), separates_documents=False),
         _llama_like("mixtral", "Mixtral"),
         _llama_like("olmoe", "Olmoe", classifier_class=None, qk_norm="whole"),
         _llama_like("phimoe", "Phimoe", windows_in_masks=True),
@@ -163,40 +138,34 @@ ARCHITECTURES: dict[str, ArchSpec] = {
             "granitemoehybrid", "GraniteMoeHybrid", classifier_class=None, linear_layers=True,
             logits_over="logits_scaling",
         ),
-        _llama_like(
-            "qwen3_next", "Qwen3Next", qk_norm="head", gated=True, linear_layers=True, rotary="partial",
-        ),
+        _llama_like("qwen3_next", "Qwen3Next", qk_norm="head", gated=True, linear_layers=True),
         _llama_like(
             "qwen3_5_text", "Qwen3_5", config_class="Qwen3_5TextConfig", backbone_class="Qwen3_5TextModel",
             classifier_class="Qwen3_5TextForSequenceClassification", qk_norm="head", gated=True, linear_layers=True,
-            rotary="partial",
         ),
         _llama_like(
             "qwen3_5_moe_text", "Qwen3_5Moe", config_class="Qwen3_5MoeTextConfig",
             backbone_class="Qwen3_5MoeTextModel", classifier_class=None, qk_norm="head", gated=True,
-            linear_layers=True, rotary="partial",
+            linear_layers=True,
         ),
-        _llama_like("solar_open", "SolarOpen", classifier_class=None, rotary="partial"),
-        _latent("axk1", "AXK1", rotary_pairs="neighbours_to_halves", pairs_switch="rope_interleave"),
-        _latent(
-            "deepseek_v2", "DeepseekV2", classifier_class="DeepseekV2ForSequenceClassification",
-            rotary_pairs="neighbours_once",
-        ),
+        _llama_like("solar_open", "SolarOpen", classifier_class=None),
+        _latent("axk1", "AXK1", switches=("rope_interleave",)),
+        _latent("deepseek_v2", "DeepseekV2", classifier_class="DeepseekV2ForSequenceClassification"),
         _latent(
             "deepseek_v3", "DeepseekV3", classifier_class="DeepseekV3ForSequenceClassification",
-            rotary_pairs="neighbours_to_halves", pairs_switch="rope_interleave",
+            switches=("rope_interleave",),
         ),
-        _latent("glm4_moe_lite", "Glm4MoeLite", rotary_pairs="neighbours_to_halves", pairs_switch="rope_interleave"),
-        _latent("kimi_linear", "KimiLinear", rotary="none", linear_layers=True),
+        _latent("glm4_moe_lite", "Glm4MoeLite", switches=("rope_interleave",)),
+        _latent("kimi_linear", "KimiLinear", rotary=False, linear_layers=True),
         _latent(
             "minicpm3", "MiniCPM3", classifier_class="MiniCPM3ForSequenceClassification", logits_over="logits_scaling",
         ),
-        _latent("youtu", "Youtu", rotary_pairs="neighbours_to_halves", pairs_switch="rope_interleave"),
+        _latent("youtu", "Youtu", switches=("rope_interleave",)),
         ArchSpec(
             model_type="gpt2", config_class="GPT2Config", backbone_class="GPT2Model",
             causal_lm_class="GPT2LMHeadModel", classifier_class="GPT2ForSequenceClassification",
             backbone="transformer", layers="h", attention="attn", embeddings="wte", qkv=("c_attn",),
-            qkv_layout="blocks", output="c_proj", conv1d=True, rotary="none",
+            qkv_layout="blocks", output="c_proj", conv1d=True, rotary=False,
             output_dropout="resid_pdrop", inert=("attn_dropout", "resid_dropout"),
             arguments=("encoder_hidden_states", "encoder_attention_mask"),
             switches=(

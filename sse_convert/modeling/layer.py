@@ -1,6 +1,6 @@
 """SSE attention in place of a family's softmax attention: the teacher's projections, a few new tensors, the operator.
 
-Order: projection (+ low-rank side path) -> the source's q/k norm -> RoPE if kept -> operator (feature map on k, log
+Order: projection (+ low-rank side path) -> the source's q/k norm -> operator (feature map on k, log
 decays of gate logits, scale D^-1/2, write strengths under the delta rule) -> per-head RMS norm * sse_out_scale ->
 output projection.
 
@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sse_convert.errors import UsageError
 from sse_convert.kernels.dispatch import sse_attention
 from sse_convert.kernels.torch_modes import traced
 from sse_convert.kernels.triton_backend import GPU, fuses, too_wide, unavailable_reason
@@ -32,7 +31,7 @@ from sse_convert.modeling.initialise import (
     precise_dtype,
 )
 from sse_convert.modeling.layout import SequenceLayout, handed_cache
-from sse_convert.modeling.projections import RotaryTables, is_rotated, projections, rotate, split_last, value_heads
+from sse_convert.modeling.projections import is_rotated, projections, split_last, value_heads
 from sse_convert.modeling.router import RoutedLayer
 from sse_convert.modeling.state_cache import Replay, SSECacheLayer
 from sse_convert.modeling.tensors import state_heads
@@ -49,9 +48,6 @@ class SSEAttention(RoutedLayer):
         spec: the family.
         mixer: settings of the layer.
         backend: operator backend.
-
-    Raises:
-        UsageError: the settings do not fit the family or each other.
     """
 
     cache_argument = CACHE
@@ -76,24 +72,20 @@ class SSEAttention(RoutedLayer):
         backend: str = "auto",
     ) -> None:
         dims = attention_dims(config, layer_idx)
-        if problems := layer_problems(mixer, spec):
-            raise UsageError("; ".join(problems), expected=f"settings of mixers that fit {spec.model_type}")
         super().__init__(dims, mixer, layer_idx)
         for name, child in source.named_children():
             self.add_module(name, child)
         for name in spec.softmax_parameters:
             self.keep_for_softmax(name, getattr(source, name))
-        rotated = is_rotated(source, spec)
-        self.spec = spec.of(config, rotated=rotated, own_values=dims.own_values)
+        self.spec = spec.of(config, rotated=is_rotated(source, spec), own_values=dims.own_values)
         self.backend = backend
         self.state_heads = state_heads(dims, mixer)
-        self.rotates = self.mixer.rope == "keep" and rotated
         self.output_dropout = getattr(config, spec.output_dropout) if spec.output_dropout else 0.0
 
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: RotaryTables | None = None,
+        position_embeddings: Any = None,
         sse_layout: SequenceLayout | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
@@ -101,8 +93,7 @@ class SSEAttention(RoutedLayer):
 
         Args:
             hidden_states: [B, tokens, hidden].
-            position_embeddings: (cos, sin), each [1 or B, tokens, rotated dims]; used if RoPE is kept. Families whose
-                tables are complex have them in one tensor.
+            position_embeddings: of softmax attention; the states of SSE know the order of their tokens.
             sse_layout: made by the backbone; says which tokens are real and where sequences begin.
             kwargs: the cache, and what only softmax attention needs.
 
@@ -110,11 +101,10 @@ class SSEAttention(RoutedLayer):
             [B, tokens, hidden], zeros in the padding, and None for the attention weights.
 
         Raises:
-            UsageError: no `sse_layout` arrived, or another cache than the one it names, or no tables where
-                they are needed.
+            UsageError: no `sse_layout` arrived, or another cache than the one it names.
         """
         dtype = hidden_states.dtype
-        heads, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, dtype)
+        heads, layout = self.heads(hidden_states, sse_layout, kwargs, dtype)
         branch = getattr(self, self.spec.output)(self.gated(heads, layout.pack(hidden_states)))
         if self.output_dropout:
             branch = F.dropout(branch, self.output_dropout, self.training)
@@ -123,7 +113,6 @@ class SSEAttention(RoutedLayer):
     def heads(
         self,
         hidden_states: Tensor,
-        position_embeddings: RotaryTables | None,
         sse_layout: SequenceLayout | None,
         kwargs: dict[str, Any],
         dtype: torch.dtype,
@@ -131,16 +120,14 @@ class SSEAttention(RoutedLayer):
     ) -> tuple[Tensor, SequenceLayout]:
         """The heads [T, Hq * V] before the output projection, normed and scaled, in `dtype`, and the layout. For other
         arguments and errors see `forward` and `operator_inputs`."""
-        batch, length = hidden_states.shape[:2]
         kept = self.kept(sse_layout, kwargs)
         assert sse_layout is not None
-        x, rotation = sse_layout.pack(hidden_states), self.rotation(position_embeddings, sse_layout, batch)
-        inputs = self.operator_inputs(x, rotation, projected)
+        inputs = self.operator_inputs(sse_layout.pack(hidden_states), projected)
         shard = current_shard()
         if shard is not None:
             inputs = operator_heads(inputs, shard)
         self.remember(inputs["router_logits"], sse_layout.real)
-        o = self.run_operator(inputs, sse_layout, kept, length)
+        o = self.run_operator(inputs, sse_layout, kept, hidden_states.shape[1])
         return self.scaled(o if shard is None else shard.to_rows(o), dtype), sse_layout
 
     def keep_for_softmax(self, name: str, parameter: nn.Parameter) -> None:
@@ -157,54 +144,26 @@ class SSEAttention(RoutedLayer):
         layer: SSECacheLayer = cache.layers[self.layer_idx]
         return layer
 
-    def rotation(
-        self, embeddings: RotaryTables | None, layout: SequenceLayout, batch: int
-    ) -> tuple[Tensor, Tensor] | None:
-        """(cos, sin), each [T, 1, angles or rotated dims], as `operator_inputs` takes them; None for no rotation.
-
-        Args:
-            embeddings: as the model makes them, see `forward`.
-            layout: of the batch.
-            batch: B.
-        """
-        if not self.rotates:
-            return None
-        if embeddings is None:
-            raise UsageError(
-                f"layer {self.layer_idx} received no position_embeddings",
-                expected="the (cos, sin) tables that it rotates by",
-                fix="call the model, not the layer",
-            )
-        tables = (embeddings.real, embeddings.imag) if isinstance(embeddings, Tensor) else embeddings
-        cos, sin = (layout.pack(part.expand(batch, -1, -1))[:, None] for part in tables)
-        return cos, sin
-
-    def operator_inputs(
-        self,
-        x: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
-        projected: tuple[Tensor, Tensor, Tensor] | None = None,
-    ) -> dict[str, Any]:
+    def operator_inputs(self, x: Tensor, projected: tuple[Tensor, Tensor, Tensor] | None = None) -> dict[str, Any]:
         """Everything `sse_attention` needs of T tokens, except sequences and states.
 
         Args:
             x: [T, hidden].
-            rotation: (cos, sin), each [T, 1, rotated dims]; None for no rotation.
             projected: what `project` makes of x, where that is known; None to project here.
         """
         mixer = self.mixer
         flat_q, flat_k, flat_v = self.project(x) if projected is None else projected
         side = self._side_path(x)
         groups = self.groups(flat_k)
-        q, k = self.queries(flat_q, rotation), self.keys(groups, rotation)
+        q, k = self.queries(flat_q), self.keys(groups)
         precise = x if keeps_precision(x) else x.to(precise_dtype(x))
         log_decay = self._log_decay(precise, "sse_decay")
         shared: tuple[Tensor, ...] | None = None
         if mixer.shared_partition:
             shared_q, shared_k = q, k
             if side is not None:
-                shared_q = self.queries(flat_q + side[0], rotation)
-                shared_k = self.keys(groups + self.groups(side[1]), rotation)
+                shared_q = self.queries(flat_q + side[0])
+                shared_k = self.keys(groups + self.groups(side[1]))
             own_decay = mixer.decay_params == "separate" and mixer.decay != "none"
             shared_decay = self._log_decay(precise, "sse_shared_decay") if own_decay else log_decay
             shared = (shared_q, shared_k, shared_decay)
@@ -226,7 +185,7 @@ class SSEAttention(RoutedLayer):
         }
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The teacher's q [T, Hq*D], k [T, kv heads * D] and v [T, kv heads * V], before norm and rotation."""
+        """The teacher's q [T, Hq*D], k [T, kv heads * D] and v [T, kv heads * V], before their norms."""
         return projections(self, self.spec, self.source_dims, x)
 
     def gated(self, heads: Tensor, x: Tensor) -> Tensor:
@@ -294,35 +253,27 @@ class SSEAttention(RoutedLayer):
         heads, dim = self.dims.kv_heads, self.dims.head_dim
         return split_last(flat, heads, flat.shape[-1] // (heads * dim), dim)
 
-    def queries(self, flat: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def queries(self, flat: Tensor) -> Tensor:
         """q [T, Hq, D] of projections."""
         if self.spec.qk_norm == "whole":
             flat = self._norm(0)(flat)
-        return self._placed(split_last(flat, self.dims.query_heads, self.dims.head_dim), 0, rotation)
+        return self._normed(split_last(flat, self.dims.query_heads, self.dims.head_dim), 0)
 
-    def keys(self, k: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+    def keys(self, k: Tensor) -> Tensor:
         """k [T, H, D] for the operator to map, of `groups`."""
         if self.spec.qk_norm == "whole":
             whole = self._norm(1)(k.transpose(-3, -2).flatten(-2))
             k = split_last(whole, self.dims.kv_heads, self.dims.head_dim).transpose(-3, -2)
-        return self._per_state_head(self._placed(k.flatten(-3, -2), 1, rotation))
+        return self._per_state_head(self._normed(k.flatten(-3, -2), 1))
 
     def _norm(self, which: int) -> nn.Module:
         """The family's norm of q (0) or k (1)."""
         norm: nn.Module = getattr(self, self.spec.qk_norms[which])
         return norm
 
-    def _placed(self, x: Tensor, which: int, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Heads of q (0) or k (1), [T, heads, D], normed if the family norms each head, and rotated."""
-        by_head = self.spec.qk_norm == "head"
-        if by_head and not self.spec.norm_after_rotation:
-            x = self._norm(which)(x)
-        x = self.rotated(x, rotation)
-        return self._norm(which)(x) if by_head and self.spec.norm_after_rotation else x
-
-    def rotated(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
-        """x [T, heads, D], rotated as the family does."""
-        return rotate(x, rotation, self.spec)
+    def _normed(self, x: Tensor, which: int) -> Tensor:
+        """Heads of q (0) or k (1), [T, heads, D], normed if the family norms each head."""
+        return self._norm(which)(x) if self.spec.qk_norm == "head" else x
 
     def values(self, flat: Tensor) -> Tensor:
         """v [T, H, V]; in float32 for float16 models, whose small outputs would underflow before the norm."""
@@ -373,10 +324,3 @@ class SSEAttention(RoutedLayer):
             "read_gate": several and gate.read,
             "renormalise": several and gate.renormalise,
         }
-
-
-def layer_problems(mixer: SSEMixer, spec: ArchSpec) -> list[str]:
-    """What of a mixer's settings does not fit a family, each with what to do."""
-    if mixer.rope == "keep" and spec.rotary == "none":
-        return [f"rope is 'keep', and {spec.model_type} has no rotary embedding; use rope: none"]
-    return []

@@ -76,7 +76,7 @@ class ServedAttention(SSEAttention):
         spec: the family.
         mixer: settings of the layer.
         window: the window beside SSE, and how the family computes its softmax; None for none.
-        rotary: how the family rotates; has a table `cos_sin_cache` [positions, rotated dims] where SSE rotates too.
+        rotary: how the family rotates, for the window.
     """
 
     rotary: Any
@@ -118,7 +118,7 @@ class ServedAttention(SSEAttention):
         """
         for page in pages:
             clear_states(page, batch.slots, batch.past)
-        inputs = self.operator_inputs(x, self._rotation_at(positions, x.dtype), projected)
+        inputs = self.operator_inputs(x, projected)
         o = _joined([self._recur(inputs, part, first, pages[0]) for first, part in _parts(batch)])
         if self.window is None:
             return self.scaled(o, x.dtype)
@@ -140,14 +140,6 @@ class ServedAttention(SSEAttention):
         )
         return o
 
-    def _rotation_at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """(cos, sin) of positions, each [T, 1, rotated dims], where SSE keeps the rotation."""
-        if not self.rotates:
-            return None
-        table: Any = self.rotary.cos_sin_cache
-        cos, sin = table[positions.long()].to(dtype).chunk(2, -1)
-        return torch.cat([cos, cos], -1)[:, None], torch.cat([sin, sin], -1)[:, None]
-
 
 def window_heads(
     layer: Any, window: RingWindow, projected: Projected, positions: Tensor, batch: Batch, rows: Tensor
@@ -163,7 +155,6 @@ def window_heads(
         rows: the rings; see `ring.window_steps`.
     """
     spec, dim = layer.spec, layer.dims.head_dim
-    assert not spec.norm_after_rotation, "no family that is served has such norms"
     q, k, v = (flat.reshape(flat.shape[0], -1, dim) for flat in projected)
     if spec.qk_norm == "head":
         q, k = (getattr(layer, name)(heads) for name, heads in zip(spec.qk_norms, (q, k), strict=True))

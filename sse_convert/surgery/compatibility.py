@@ -18,7 +18,6 @@ from sse_convert.mixers import (
     BY_LAYER,
     FULL,
     Mixer,
-    SlidingMixer,
     SSESlidingMixer,
     WindowMixer,
     mixer_to_dict,
@@ -76,11 +75,7 @@ def mixer_problems(mixer: Mixer, source: SourceModel) -> list[str]:
     limit, problems = source.text.max_position_embeddings, []
     if isinstance(mixer, WindowMixer) and mixer.window > limit:
         problems.append(f"window is {mixer.window}, the model has {limit} positions")
-    if isinstance(mixer, SlidingMixer):
-        return problems
-    from sse_convert.modeling.layer import layer_problems
-
-    return problems + layer_problems(mixer, source.spec)
+    return problems
 
 
 def _linear_layer_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
@@ -112,7 +107,7 @@ def _heads_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
 def _stage_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
     problems = []
     limits, config = stage_limits(recipe, teacher.text.max_position_embeddings), copy.deepcopy(teacher.config)
-    learned = teacher.spec.rotary == "none"
+    learned = not teacher.spec.rotary
     for i, (stage, limit) in enumerate(zip(recipe.stages, limits, strict=True)):
         try:
             stretch(config, stage)

@@ -8,12 +8,10 @@ is compared with the entry: children, parameters, buffers, arguments, and the co
 import ast
 import functools
 import inspect
-import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
 from sse_convert.checkpoints.meta_model import skeleton
@@ -21,7 +19,7 @@ from sse_convert.errors import CheckpointError
 from sse_convert.modeling.arch_spec import ArchSpec, decoder_config
 from sse_convert.modeling.attention_dims import attention_dims, softmax_layers
 from sse_convert.modeling.compat import LAYER_CACHE_NAMES
-from sse_convert.modeling.projections import is_rotated, quarter_turn
+from sse_convert.modeling.projections import is_rotated
 
 SIZES = (
     "hidden_size",
@@ -139,55 +137,6 @@ def _layer_problems(layer: Any, config: Any, spec: ArchSpec, index: int, *, line
     layer_kind: Any = type(layer)
     if spec.hands_on and not _hands_on(layer_kind, spec.attention):
         yield f"{layer_kind.__name__}.forward, which hands no keyword arguments to {spec.attention}"
-    if spec.rotary != "none":
-        yield from _rotation_problems(kind, spec)
-
-
-def _rotation_problems(kind: Any, spec: ArchSpec) -> Iterator[str]:
-    """A rotation of other pairs than the entry's, or on the other side of the norms."""
-    x = torch.arange(1.0, 5.0, device="cpu")
-    family = sys.modules[kind.__module__]
-    rotate = getattr(family, "rotate_half", None)
-    if spec.rotary_pairs in _TURNS and hasattr(family, _TURNS[spec.rotary_pairs][0]):
-        rotate = functools.partial(_quarter_turn_of, family, *_TURNS[spec.rotary_pairs])
-    if rotate is None:
-        yield "a rotation without rotate_half"
-    elif not torch.equal(rotate(x), quarter_turn(x, spec.rotary_pairs)):
-        yield f"rotary pairs {[round(value) for value in rotate(x).tolist()]} of dimensions [1, 2, 3, 4]"
-    if spec.qk_norm != "none":
-        rotation = _first_call(kind, _TURNS.get(spec.rotary_pairs, ("apply_rotary_pos_emb",))[0])
-        norm = _first_call(kind, spec.qk_norms[0])
-        if norm and rotation and (norm > rotation) != spec.norm_after_rotation:
-            yield f"{spec.qk_norms[0]} {'after' if norm > rotation else 'before'} rotation"
-
-
-_TURNS: dict[str, tuple[str, tuple[complex, ...], int]] = {
-    "halves_once": ("apply_rotary_pos_emb", (0.0, 1.0), 2),
-    "neighbours_once": ("apply_rotary_emb", (1j,), 2),
-    "neighbours_to_halves": ("apply_rotary_pos_emb_interleave", (0.0, 1.0), 1),
-}
-"""rotations without `rotate_half` -> the family's function, what its tables hold of a right angle, and for how many
-dimensions each entry is"""
-
-
-def _quarter_turn_of(
-    family: Any, function: str, entries: tuple[complex, ...], each: int, x: torch.Tensor
-) -> torch.Tensor:
-    """x [D] as a family's rotation by a right angle gives it."""
-    x = x[None, None, None]
-    tables = [torch.full((1, 1, x.shape[-1] // each), entry, device=x.device) for entry in entries]
-    turned: torch.Tensor = getattr(family, function)(x, x, *tables)[0]
-    return turned.flatten()
-
-
-@functools.cache
-def _first_call(kind: Any, name: str) -> int | None:
-    """The first line of a class that calls a function or module of this name; None if there is none."""
-    calls = (node for node in _code(kind) if isinstance(node, ast.Call))
-    lines = [
-        call.lineno for call in calls if name in (getattr(call.func, "attr", None), getattr(call.func, "id", None))
-    ]
-    return min(lines, default=None)
 
 
 def _value(config: Any, name: str) -> Any:
@@ -204,7 +153,7 @@ def _known_arguments(spec: ArchSpec) -> frozenset[str]:
 
 @functools.cache
 def _known_fields(spec: ArchSpec) -> frozenset[str | None]:
-    named = {spec.output_dropout, spec.qk_norm_switch, spec.pairs_switch, spec.keys_as_values} - {None}
+    named = {spec.output_dropout, spec.qk_norm_switch, spec.keys_as_values} - {None}
     return frozenset((*SIZES, *MODULES, *ROTATION, *SOFTMAX, *named, *spec.switches))
 
 

@@ -60,7 +60,7 @@ def stretch(config: Any, stage: Stage) -> bool:
     if stage.rope is None:
         return False
     config = decoder_config(config)
-    if source_spec(config.model_type).rotary == "none":
+    if not source_spec(config.model_type).rotary:
         raise RecipeError(
             f"stage {stage.name}: {config.model_type} has no rotary embedding that `rope` could change",
             expected=f"rows of at most {position_limit(config)} tokens, its learned positions",

@@ -163,8 +163,6 @@ def test_context_limit(student_folder, teacher_folder):
     assert context_limit(config) == 2048
     config.sse = {**config.sse, "layers": ["sse", "sse"]}
     assert context_limit(config) is None
-    config.sse = {**config.sse, "mixers": {"sse": {**config.sse["mixers"]["sse"], "rope": "keep"}}}
-    assert context_limit(config) == 2048
     assert context_limit(load_model(teacher_folder).config) == 2048
 
 

@@ -29,7 +29,7 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
     "one state and a window": ("llama", ONE_STATE),
     "one state and a window, norms and a head that sees all": ("qwen3", {**ONE_STATE, "full_heads": [0]}),
     "partitions and a window": ("smollm3", {"kind": "sse+sliding", "num_partitions": 3, "qk_rank": 4, **WINDOW}),
-    "rotated states and biases": ("qwen2", {**ONE_STATE, "rope": "keep", "full_heads": [1]}),
+    "states and biases": ("qwen2", {**ONE_STATE, "full_heads": [1]}),
 }
 LENGTHS = {
     "before the sinks": ((1,), 6),
@@ -52,7 +52,7 @@ CASES = [
     ("one state and a window, norms and a head that sees all", "inside the window"),
     ("one state and a window, norms and a head that sees all", "many rows"),
     ("partitions and a window", "beyond it"),
-    ("rotated states and biases", "inside the window"),
+    ("states and biases", "inside the window"),
 ]
 """every mixer, and every length with a window alone and beside states"""
 

@@ -52,7 +52,7 @@ def test_the_spec_describes_the_source(model_type: str) -> None:
             norm = getattr(attention, own.qk_norms[0])
             if weights := list(norm.parameters()):
                 assert weights[0].shape == ((whole,) if own.qk_norm == "whole" else (dims.head_dim,))
-    assert (hasattr(backbone, "rotary_emb")) == (spec.rotary != "none")
+    assert (hasattr(backbone, "rotary_emb")) == spec.rotary
 
 
 def test_dims() -> None:

@@ -14,7 +14,7 @@ from tests.modeling.tiny import prompts, tiny_model
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: KNOBS[name] for name in ("paper", "gdn", "delta, separate")},
-    "of nearly all": {"top_k": 3, "decay": "scalar", "rope": "keep"},
+    "of nearly all": {"top_k": 3, "decay": "scalar"},
     "query heads, separate decays": {"state_heads": "query", "decay_params": "separate", "decay": "none"},
 }  # fmt: skip
 """every setting that has code of its own in a layer's forward, several to a compilation"""

@@ -59,7 +59,7 @@ def test_autocast_keeps_the_router_and_the_decay_in_float32() -> None:
     assert model.sse_layers()[0].trace.logits_TN.dtype == torch.float32
     x = torch.randn(3, 32)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        inputs = model.sse_layers()[0].operator_inputs(x, None)
+        inputs = model.sse_layers()[0].operator_inputs(x)
     assert inputs["v"].dtype == torch.bfloat16
     assert inputs["log_decay"].dtype == torch.float32
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())

@@ -1,6 +1,5 @@
 """Models of images and text: what sees images stays, the language model inside is a hybrid like any other."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.modeling.architectures import IMAGE_TEXT, backbone_of
 from sse_convert.modeling.auto import register
 from sse_convert.modeling.head import Head
-from tests.modeling.test_families import Spy
 from tests.modeling.tiny import prompts
 from tests.modeling.tiny_images import (
     IMAGE,
@@ -113,28 +111,6 @@ def test_fixed_caches_and_text_after_an_image(model_type: str) -> None:
     mask = torch.cat([inputs["attention_mask"], torch.ones(2, 1, dtype=torch.long)], 1)
     rest = model.generate(made[:, :15], attention_mask=mask, max_new_tokens=3, do_sample=False, past_key_values=cache)
     assert torch.equal(rest, made)
-
-
-@torch.no_grad()
-def test_kept_rotations_are_those_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qwen3-VL turns an image's tokens by time, height and width: converted layers get what softmax gets."""
-    source, inputs = tiny_image_source("qwen3_vl"), image_prompts("qwen3_vl")
-    inputs = alone(inputs, 0)
-    model = tiny_image_model("qwen3_vl", ("rotated",) * 4, mixers={"rotated": {"kind": "gla", "rope": "keep"}})
-    model.load_state_dict(source.state_dict(), strict=False)
-    source.set_attn_implementation("eager")
-    family = sys.modules[type(source).__module__]
-    spy = Spy(family.eager_attention_forward)
-    monkeypatch.setattr(family, "eager_attention_forward", spy)
-    source(**inputs)
-    found: list[dict[str, Any]] = []
-    layer = model.sse_layers()[0]
-    monkeypatch.setattr(layer, "run_operator", lambda given, *rest: found.append(given) or layer_attend(given, *rest))
-    layer_attend = type(layer).run_operator.__get__(layer)
-    model(**inputs)
-    query, key, _ = next(given for given in spy.given if given[0].shape[1:] == (4, 14, 8))
-    torch.testing.assert_close(found[0]["q"].transpose(0, 1)[None], query)
-    torch.testing.assert_close(found[0]["k"].transpose(0, 1)[None], key)
 
 
 @pytest.mark.parametrize("model_type", RUNNING_MODELS)

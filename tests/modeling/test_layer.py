@@ -33,16 +33,14 @@ KNOBS: dict[str, dict[str, Any]] = {
     "separate decays": {"decay_params": "separate"},
     "separate scalar decays": {"decay_params": "separate", "decay": "scalar"},
     "query heads": {"state_heads": "query"},
-    "query heads, rope": {"state_heads": "query", "rope": "keep"},
-    "rope": {"rope": "keep"},
     "l2": {"k_feature_map": "l2"},
     "renormalised": {"top_k": 2, "gate": {"write": True, "read": True, "renormalise": True}},
     "delta": {"update": "delta", "k_feature_map": "l2"},
     "delta, separate": {"update": "delta", "decay_params": "separate", "decay": "none", "top_k": 2},
     "gla": {"kind": "gla"},
-    "gla, rope, query heads": {"kind": "gla", "rope": "keep", "state_heads": "query"},
+    "gla, query heads": {"kind": "gla", "state_heads": "query"},
     "gdn": {"kind": "gdn"},
-    "gdn, rope, query heads": {"kind": "gdn", "rope": "keep", "state_heads": "query"},
+    "gdn, query heads": {"kind": "gdn", "state_heads": "query"},
 }
 
 
@@ -146,42 +144,12 @@ def _dims(model_type: str) -> tuple[Any, Any]:
     return layer.dims, layer.mixer
 
 
-@pytest.mark.parametrize("model_type", ["smollm3", "phi3", "gpt_neox", "gemma3_text"])
-@torch.no_grad()
-def test_kept_rope_is_relative_and_skips_layers_without_it(model_type: str) -> None:
-    knobs = {"rope": "keep", "k_feature_map": "identity", "decay": "scalar"}  # a rotation of q and k cancels in q k
-    model = tiny_model(model_type, ("sse",) * 4, one_mixer(knobs), dtype=torch.float64)
-    ids = prompts((9,))[0]
-    logits = model(ids).logits
-    shifted = model(ids, position_ids=torch.arange(9)[None] + 5).logits
-    torch.testing.assert_close(shifted, logits, atol=1e-4, rtol=0)  # cos and sin come in float32
-    rotates = [layer.rotates for layer in model.sse_layers().values()]
-    assert rotates == ([True, False, True, False] if model_type == "smollm3" else [True] * 4)
-    for layer in model.sse_layers().values():
-        layer.rotates = False
-    assert (model(ids).logits - logits).abs().max() > 1e-3
-
-
-@torch.no_grad()
-def test_rope_is_applied_before_the_feature_map() -> None:
-    layer = model_with({"rope": "keep"}).sse_layers()[0]
-    x = torch.randn(1, 5, 32, dtype=torch.float64)
-    angle = torch.arange(5.0).double()[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03]).double().repeat(2)
-    rotation = angle.cos()[None], angle.sin()[None]
-    packed = (rotation[0][0][:, None], rotation[1][0][:, None])
-    inputs = layer.operator_inputs(x[0], packed)
-    k = layer.k_norm(layer.k_proj(x[0]).view(5, 2, 8))
-    half = torch.cat([-k[..., 4:], k[..., :4]], -1)
-    torch.testing.assert_close(inputs["k"], k * packed[0] + half * packed[1], atol=1e-12, rtol=0)
-    assert (inputs["k_map"], inputs["k_scale"]) == ("softmax", layer.sse_k_scale)
-
-
 def test_what_both_kinds_of_partition_need_is_computed_once() -> None:
     x = torch.randn(5, 32, dtype=torch.float64)
-    inputs = model_with(KNOBS["no side path"]).sse_layers()[0].operator_inputs(x, None)
+    inputs = model_with(KNOBS["no side path"]).sse_layers()[0].operator_inputs(x)
     for given, name in zip(inputs["shared"], ("q", "k", "log_decay"), strict=True):
         assert given is inputs[name]
-    inputs = model_with({}).sse_layers()[0].operator_inputs(x, None)
+    inputs = model_with({}).sse_layers()[0].operator_inputs(x)
     assert inputs["shared"][2] is inputs["log_decay"]
     assert not torch.equal(inputs["shared"][0], inputs["q"])
 
@@ -198,17 +166,6 @@ def test_a_layer_without_layout_refuses() -> None:
     layer = model_with({}).sse_layers()[3]
     with pytest.raises(UsageError, match="layer 3 received no sse_layout"):
         layer(torch.zeros(1, 2, 32, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    ("model_type", "knobs", "message"),
-    [
-        ("gpt2", {"rope": "keep"}, "gpt2 has no rotary embedding"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(model_type: str, knobs: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        tiny_model(model_type, ONE, one_mixer(knobs))
 
 
 @pytest.mark.parametrize(

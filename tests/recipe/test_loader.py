@@ -147,7 +147,7 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ),
         ({"mixers": {"sse": {"advanced": {"top_k": 2}}}}, "mixers.sse.advanced.top_k: unknown key"),
         ({"mixers": {"sse": {"advanced": [1]}}}, "mixers.sse.advanced: expected a mapping (key: value), got a list"),
-        ({"mixers": {"sliding": {"advanced": {"rope": "keep"}}}}, "mixers.sliding.advanced.rope: unknown key"),
+        ({"mixers": {"sliding": {"advanced": {"decay": "scalar"}}}}, "mixers.sliding.advanced.decay: unknown key"),
         (
             {"mixers": {"paper": {"qk_rank": 0, "advanced": {"gate": {"write": False}, "shared_partition": False}}}},
             "mixers.paper: a read gate alone on one partition, without shared partition, cancels in the output norm",

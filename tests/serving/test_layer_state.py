@@ -15,7 +15,6 @@ DELTA: dict[str, Any] = {"update": "delta", "k_feature_map": "l2", "state_heads"
 MIXERS = {
     "gla": SSEMixer(top_k=2, qk_rank=4),
     "delta": SSEMixer(**DELTA, num_partitions=6, top_k=2, qk_rank=4),
-    "rope": SSEMixer(rope="keep", qk_rank=4),
     "beside a window": SSESlidingMixer(**DELTA, qk_rank=4, window=5, sinks=2),
     "no sinks": SSESlidingMixer(qk_rank=4, window=4, sinks=0),
     "window": SlidingMixer(window=5, sinks=2),

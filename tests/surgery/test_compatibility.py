@@ -56,7 +56,6 @@ def test_the_recipe_that_made_a_checkpoint_matches(made):
         ({"qk_rank": 2}, "4"),
         ({"decay": "scalar"}, "gla"),
         ({"state_heads": "query"}, "kv"),
-        ({"rope": "keep"}, "none"),
         ({"window": 8}, "4"),
         ({"sinks": 0}, "2"),
     ],

@@ -74,30 +74,8 @@ def test_each_family_passes_as_it_is_and_is_refused_with_anything_more(model_typ
 
 
 def test_what_a_plain_entry_would_have_lost() -> None:
-    """Hunyuan's norms after rotation, Exaone's, and an entry with the norms on the wrong side of the rotation."""
     assert "module query_layernorm (layer 0)" in problems("hunyuan_v1_dense", plain("hunyuan_v1_dense"))
     assert "module q_norm (layer 0)" in problems("exaone4", plain("exaone4"))
-    early = dc.replace(spec_for("hunyuan_v1_dense"), norm_after_rotation=False)
-    assert problems("hunyuan_v1_dense", early) == "query_layernorm after rotation (layer 0)"
-
-
-@pytest.mark.parametrize("model_type", ["cohere2", "glm4", "ernie4_5", "helium", "nanochat"])
-def test_a_rotation_of_other_pairs_is_refused(model_type: str) -> None:
-    halves = dc.replace(spec_for(model_type), rotary_pairs="halves")
-    assert "rotary pairs [" in problems(model_type, halves)
-
-
-@pytest.mark.parametrize("model_type", ["llama4_text", "deepseek_v2"])
-def test_complex_rotations_are_of_neighbours(model_type: str) -> None:
-    spec = dc.replace(spec_for(model_type), rotary_pairs="halves")
-    assert "a rotation without rotate_half" in problems(model_type, spec)
-
-
-def test_pairs_that_a_checkpoint_chooses() -> None:
-    """DeepSeek V3 turns neighbours or halves, as its configuration says."""
-    assert problems("deepseek_v3", rope_interleave=False) == ""
-    always = dc.replace(spec_for("deepseek_v3"), pairs_switch=None)
-    assert "config field rope_interleave = True" in problems("deepseek_v3", always)
 
 
 def test_switches_that_a_checkpoint_may_set() -> None:

@@ -218,13 +218,6 @@ def test_recipes_that_do_not_fit(changes, message):
     assert error.value.fix
 
 
-def test_rope_cannot_be_kept_where_there_is_none():
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_head": 4, "n_layer": 2}
-    config |= {"vocab_size": 64, "n_positions": 512, "bos_token_id": 1, "eos_token_id": 2}
-    with pytest.raises(RecipeError, match=r"mixers\.sse\.rope is 'keep', and gpt2 has no rotary embedding"):
-        plan_of(config, mixers={"sse": {"kind": "sse", "rope": "keep", "qk_rank": 4}}, layers={"pattern": ["sse"]})
-
-
 def test_calibration_is_short():
     with pytest.raises(RecipeError, match=r"calibrate\.seq_len is 8192, at most 4096: attention is held whole"):
         plan_of({**synthetic.LLAMA, "max_position_embeddings": 16384}, calibrate={"seq_len": 8192})

@@ -20,7 +20,7 @@ from sse_convert.modeling.compat import cache_argument
 from sse_convert.modeling.initialise import precise_dtype
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import LAYOUT, SequenceLayout
-from sse_convert.modeling.projections import RotaryTables, projections
+from sse_convert.modeling.projections import projections
 from sse_convert.modeling.state_cache import SSECacheLayer
 from sse_convert.modeling.window.sliding import with_window
 from sse_convert.modeling.window.window_attention import head_order, use_window_attention
@@ -113,7 +113,7 @@ class SSESlidingAttention(SSEAttention):
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: RotaryTables | None = None,
+        position_embeddings: Any = None,
         sse_layout: SequenceLayout | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
@@ -121,7 +121,7 @@ class SSESlidingAttention(SSEAttention):
         precise, source, projected = precise_dtype(hidden_states), self._source(sse_layout), None
         if source is not self:
             projected = self._own(projections(source, self.spec, self.source_dims, hidden_states.flatten(0, 1)))
-        packed, layout = self.heads(hidden_states, position_embeddings, sse_layout, kwargs, precise, projected)
+        packed, layout = self.heads(hidden_states, sse_layout, kwargs, precise, projected)
         heads = layout.unpack(packed, *hidden_states.shape[:2])
         kwargs = with_window(
             {**kwargs, LAYOUT: sse_layout}, self.layer_idx, self.mixer, self.cache_argument, self.order

@@ -26,7 +26,7 @@ MIXERS: dict[str, Mixer] = {
     "sse": SSEMixer(**SMALL, **DELTA),
     "gla": SSEMixer(**SMALL),
     "sse+sliding": SSESlidingMixer(**SMALL, **DELTA, window=16, sinks=2),
-    "gla+sliding": SSESlidingMixer(**SMALL, rope="keep", window=16, sinks=2),
+    "gla+sliding": SSESlidingMixer(**SMALL, window=16, sinks=2),
     "gdn": BUILT_IN["gdn"],
     "sliding": SlidingMixer(window=16, sinks=2),
     "heads": SlidingMixer(window=16, sinks=2, full_heads=(1,)),
