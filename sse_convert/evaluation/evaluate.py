@@ -25,8 +25,7 @@ from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import Bar, progress
 from sse_convert.evaluation.agreement import Comparison, TeacherStates
 from sse_convert.evaluation.figures import CacheSize, ModelScores, paired_gaps
-from sse_convert.evaluation.launched import found_by_all, meet_others
-from sse_convert.evaluation.long_rows import LongRows
+from sse_convert.evaluation.long_rows import LongRows, found_by_all, meet_others
 from sse_convert.evaluation.perplexity import held_out_loss
 from sse_convert.evaluation.report import EvalReport
 from sse_convert.evaluation.retrieval import needle_score

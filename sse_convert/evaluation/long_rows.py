@@ -1,10 +1,13 @@
 """Windows of text that several processes read together, as a stage with `context_parallel` trains on them.
 
-Each process holds a whole model and a part of the tokens; all of them get the hidden states of all tokens.
+Each process holds a whole model and a part of the tokens; all of them get the hidden states of all tokens. What is no
+such window the first process does alone.
 """
 
 import dataclasses as dc
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +18,8 @@ from sse_convert.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+T = TypeVar("T")
 
 
 def splits_rows(recipe: Recipe) -> bool:
@@ -69,3 +74,38 @@ class LongRows:
         finally:
             config._attn_implementation = before
         return whole
+
+
+def meet_others(recipe: Recipe) -> bool:
+    """Meet the other processes that were launched, if there are any.
+
+    Returns:
+        Whether this is the process that writes and says what was found.
+
+    Raises:
+        HardwareError: a parallel mode that is not offered.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return True
+    from sse_convert.training.setup import make_accelerator
+
+    return bool(make_accelerator(recipe.train).is_main_process)
+
+
+def found_by_all(recipe: Recipe, main: bool, measure: Callable[[], T]) -> T:
+    """What every process measures where rows are split, and else the first one for all.
+
+    Args:
+        recipe: whether it splits rows.
+        main: whether this is the first process.
+        measure: makes it; plain data that can be sent.
+    """
+    if splits_rows(recipe) or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return measure()
+    from accelerate.utils import broadcast_object_list
+
+    found = [measure() if main else None]
+    broadcast_object_list(found)
+    (result,) = found
+    assert result is not None, "the first process sends what it found"
+    return result

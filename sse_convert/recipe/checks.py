@@ -18,12 +18,12 @@ from sse_convert.recipe.schema import (
     NeedleEval,
     Needles,
     Recipe,
+    Rope,
     Select,
     Source,
     Stage,
     Train,
 )
-from sse_convert.recipe.stage_settings import Rope
 from sse_convert.recipe.units import format_count
 
 _SHARE = re.compile(r"\d{1,2}(\.\d{1,6})?%", re.ASCII)

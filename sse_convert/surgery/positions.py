@@ -5,8 +5,7 @@ from typing import Any
 from sse_convert.errors import RecipeError
 from sse_convert.modeling.arch_spec import decoder_config
 from sse_convert.modeling.architectures import source_spec
-from sse_convert.recipe.schema import Recipe, Stage
-from sse_convert.recipe.stage_settings import Rope
+from sse_convert.recipe.schema import Recipe, Rope, Stage
 
 _STRETCHED = "full_attention"
 """where rope_parameters differ by layer type (Gemma 3), the type that sees the whole context"""

@@ -14,8 +14,7 @@ from sse_convert.evaluation.evaluate import evaluate_checkpoint, model_mixers
 from sse_convert.evaluation.figures import LossGap
 from sse_convert.evaluation.tasks import make_tasks
 from sse_convert.evaluation.throughput import throughput
-from sse_convert.recipe.schema import Eval, NeedleEval, Stage
-from sse_convert.recipe.stage_settings import Rope
+from sse_convert.recipe.schema import Eval, NeedleEval, Rope, Stage
 from sse_convert.report import found_by
 from sse_convert.surgery.budget import cache_bytes
 from sse_convert.surgery.plan import geometry_of

@@ -9,7 +9,7 @@ from sse_convert.recipe import Recipe, load_recipe, recipe_from_dict, recipe_has
 from sse_convert.recipe.build import build
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.loader import recipe_or_model
-from sse_convert.recipe.schema import LearningRates
+from sse_convert.recipe.schema import LearningRates, Rope
 from tests.recipe.recipes import small, write
 
 BAD = """\
@@ -387,3 +387,31 @@ def test_a_model_stands_for_a_recipe_that_names_it(tmp_path):
             recipe_or_model(missing)
     with pytest.raises(RecipeError, match="some/model without a recipe"):
         recipe_or_model("some/model", ["mixers.sliding.windw=32"])
+
+
+SIZE = {"name": "s", "tokens": "1M", "seq_len": 512, "lr": 1.0e-3}
+
+
+@pytest.mark.parametrize(
+    ("stage", "problem"),
+    [
+        ({"loss": "kl", "rope": {"rope_theta": 1e6}}, "stages.0.rope: is for loss ce, this stage's loss is kl"),
+        ({"loss": "ce", "rope": {}}, "stages.0.rope: is empty, give it a rope_theta or a factor"),
+        ({"loss": "ce", "rope": {"rope_theta": 1}}, "stages.0.rope.rope_theta: 1.0 is too small, expected more than 1"),
+        ({"loss": "ce", "rope": {"factor": 0.5}}, "stages.0.rope.factor: 0.5 is too small, expected 1 or more"),
+        (
+            {"loss": "ce", "rope": {"rope_type": "yarn", "factor": 4}},
+            "stages.0.rope.rope_type: was retired; a factor alone",
+        ),
+    ],
+)
+def test_each_problem_of_a_stages_rope(stage, problem):
+    with pytest.raises(RecipeError) as caught:
+        recipe_from_dict(small(stages=[{**SIZE, **stage}]))
+    (found,) = caught.value.problems
+    assert found.startswith(problem)
+
+
+def test_rope_is_off_by_default_and_gives_what_is_set():
+    assert recipe_from_dict(small(stages=[{**SIZE, "loss": "layer_mse"}])).stages[0].rope is None
+    assert Rope(rope_theta=5e6).given() == {"rope_theta": 5e6}

@@ -8,8 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from sse_convert.errors import RecipeError
 from sse_convert.modeling.auto import load_pretrained
-from sse_convert.recipe.schema import Stage
-from sse_convert.recipe.stage_settings import Rope
+from sse_convert.recipe.schema import Rope, Stage
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.positions import stretched_rope
 from sse_convert.training import setup
