@@ -42,8 +42,6 @@ class Gate:
     """scale what a token writes by e"""
     read: bool = True
     """scale what a token reads by e"""
-    renormalise: bool = False
-    """divide e by its sum over the partitions that a token uses"""
 
 
 FIXED: dict[str, dict[str, Any]] = {
@@ -127,8 +125,8 @@ class SSEMixer:
     """write and read gate"""
     shared_partition: bool = True
     """add the always-selected, ungated partition"""
-    decay: Literal["gla", "scalar", "none"] = "gla"
-    """data-dependent decay per key channel, per head, or none"""
+    decay: Literal["gla", "scalar"] = "gla"
+    """data-dependent decay, per key channel or per head"""
     decay_params: Literal["shared", "separate"] = "shared"
     """one projection of decay (and of the delta rule's write strength) for sparse and shared partitions, or one each"""
     balance: Literal["aux_loss", "none"] = "aux_loss"
@@ -143,6 +141,7 @@ class SSEMixer:
             raise ValueError("; ".join(problems))
 
     def _checks(self) -> list[tuple[bool, str]]:
+        gate, one = self.gate, self.num_partitions > 1 and self.top_k == 1
         return [
             *(
                 (getattr(self, name) != value, f"{name} is {getattr(self, name)}, kind {self.kind} has {value}")
@@ -163,26 +162,15 @@ class SSEMixer:
                 "decay_params is 'separate' but shared_partition is false: there is nothing to separate from",
             ),
             (self.balance_coef < 0, f"balance_coef is {self.balance_coef}, expected 0 or more"),
-            *self._gate_checks(),
             (
-                self.update == "delta" and self.k_feature_map not in ("l2", "softmax"),
-                f"k_feature_map is '{self.k_feature_map}' with update: delta, whose states grow without bound unless "
-                "keys have norm 1 or less: use l2 or softmax, or update: gla",
-            ),
-        ]
-
-    def _gate_checks(self) -> list[tuple[bool, str]]:
-        sparse, gate, one = self.num_partitions > 1, self.gate, self.top_k == 1
-        return [
-            (
-                sparse and not gate.write and gate.read and one and not self.shared_partition,
+                one and not gate.write and gate.read and not self.shared_partition,
                 "a read gate alone on one partition, without shared partition, cancels in the output norm and the "
                 "router learns nothing: turn the write gate on, or use a larger top_k",
             ),
             (
-                sparse and gate.renormalise and (one or not (gate.write or gate.read)),
-                "gate.renormalise makes the gate of a single partition 1 and the router learns nothing: use a larger "
-                "top_k with a gate on, or renormalise: false",
+                self.update == "delta" and self.k_feature_map not in ("l2", "softmax"),
+                f"k_feature_map is '{self.k_feature_map}' with update: delta, whose states grow without bound unless "
+                "keys have norm 1 or less: use l2 or softmax, or update: gla",
             ),
         ]
 
@@ -271,6 +259,7 @@ RETIRED: dict[str, Any] = {
     "router": "hidden",
     "router_bias": False,
     "rope": "none",
+    "renormalise": False,
     "read_top_k": None,
     "row_top_k": None,
     "output_gate": False,
@@ -320,8 +309,13 @@ def mixer_from_dict(data: dict[str, Any]) -> Mixer:
     known = {f.name for f in dc.fields(cls)}
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"mixer {kind} has unknown fields {unknown}, expected some of {sorted(known)}")
+    if values.get("decay") == "none":
+        raise _retired("decay", "none", "'gla' and 'scalar' are left")
     if isinstance(values.get("gate"), dict):
-        values["gate"] = Gate(**values["gate"])
+        gate = dict(values["gate"])
+        if gate.pop("renormalise", False):
+            raise _retired("gate.renormalise", True, "only False is left")
+        values["gate"] = Gate(**gate)
     if kind == "gdn":
         return dc.replace(BUILT_IN[kind], **values)
     return cls(**{**FIXED.get(str(kind), {}), **values})

@@ -88,7 +88,7 @@ def test_baseline_mixers_step_by_step(place, does):
             **unit,
             "num_partitions": 3,
             "top_k": 2,
-            "gate": {"write": False, "renormalise": True},
+            "gate": {"write": False},
         },
         "delta": {**unit, "decay": "scalar"},
     }

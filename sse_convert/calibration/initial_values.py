@@ -34,7 +34,7 @@ def decay_values(mixer: SSEMixer, dims: AttentionDims, statistics: LayerStatisti
         dims: attention sizes.
         statistics: what the teacher's layer did.
     """
-    if mixer.decay == "none" or not statistics.measured:
+    if not statistics.measured:
         return {}
     half_life_H = state_half_lives(mixer, dims, statistics)
     bias = half_life_bias(half_life_H, dims.head_dim if mixer.decay == "gla" else 1)

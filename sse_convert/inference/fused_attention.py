@@ -194,7 +194,7 @@ class StateHeads:
         self._scale = plain_tensor(attention.sse_out_scale, attention.sse_out_scale.dtype, "sse_out_scale")
         norms = [norm_of(getattr(attention, name)) for name in spec.qk_norms] if spec.qk_norm == "head" else []
         self._heads = _state_heads(attention, norms, dtype)
-        self._own_decay = mixer.decay_params == "separate" and mixer.decay != "none"
+        self._own_decay = mixer.decay_params == "separate"
 
     def takes(self, given: dict[str, Any]) -> bool:
         """Whether there are a state, and no padding among the new tokens."""
@@ -244,10 +244,9 @@ class StateHeads:
 
         (q, k), side = queries_and_keys(), queries_and_keys() if mixer.qk_rank else None
         v = empty(H, dims.value_dim, torch.float32 if self._dtype == torch.float16 else self._dtype)
-        none = mixer.decay == "none"
-        decay = projected.new_zeros(B, H, D) if none else empty(H, D, torch.float32)
+        decay = empty(H, D, torch.float32)
         own = empty(H, D, torch.float32) if self._own_decay else None
-        out = Heads(q=q, k=k, v=v, shared=side, decay=None if none else decay, shared_decay=own)
+        out = Heads(q=q, k=k, v=v, shared=side, decay=decay, shared_decay=own)
         token_heads(projected, self._projected.columns, self._heads, None, out)
         logits, strength, own_strength = (
             self._projected.of(projected, name) for name in ("router", "strength", "shared_strength")

@@ -50,7 +50,6 @@ def sse_attention(
     shared_write_strength: Tensor | None = None,
     write_gate: bool = True,
     read_gate: bool = True,
-    renormalise: bool = False,
     scale: float | None = None,
     k_map: KeyFeatureMap = "identity",
     k_scale: Tensor | None = None,
@@ -87,7 +86,6 @@ def sse_attention(
         shared_write_strength: [T, H], the same for the shared partition; None for write_strength.
         write_gate: multiply what is written by e, the softmax of the router logits.
         read_gate: multiply what is read by e.
-        renormalise: divide e by its sum over the partitions that a token writes (reads) where it multiplies.
         scale: multiplies q and q'; None for D ** -0.5.
         k_map: softmax | silu | relu | l2 | identity, applied to each key of k and k' over D, in float32.
         k_scale: [H], multiplies k and k' before k_map; None for 1.
@@ -123,8 +121,7 @@ def sse_attention(
             q, k, v, log_decay, router_logits, shared,
             top_k=top_k, write_strength=write_strength,
             shared_write_strength=shared_write_strength, write_gate=write_gate, read_gate=read_gate,
-            renormalise=renormalise, scale=scale,
-            k_map=k_map, k_scale=k_scale, decay_normalizer=decay_normalizer, cu_seqlens=cu_seqlens,
+            scale=scale, k_map=k_map, k_scale=k_scale, decay_normalizer=decay_normalizer, cu_seqlens=cu_seqlens,
             max_seqlen=max_seqlen, initial_state=initial_state, state_slots=state_slots,
         )  # fmt: skip
         if inplace_state:

@@ -60,8 +60,6 @@ class Inputs:
     """scale what is written by e"""
     read_gate: bool
     """scale what is read by e"""
-    renormalise: bool
-    """divide e by its sum over the partitions written (read)"""
     k_map: KeyFeatureMap
     """applied to each key, of the shared partition too"""
     k_scale: Tensor | None
@@ -123,10 +121,6 @@ class Inputs:
         if not torch.is_grad_enabled():
             return False
         return any(tensor.requires_grad for tensor in self.tensors().values())
-
-    def renormalised(self, gate: Tensor) -> Tensor:
-        """The weights [T, K] of the partitions used, of their gates."""
-        return gate / gate.sum(1, keepdim=True) if self.renormalise else gate
 
     def of_heads(self, first: int, end: int) -> "Inputs":
         """The same call for state heads `first` to `end` and the query heads that read them; states start at zero."""

@@ -16,7 +16,7 @@ class Routing:
     """The gate of every token over all partitions, and the partitions it uses, best first."""
 
     gate_TN: Tensor
-    """e, float32 or float64, not renormalised over the selected partitions"""
+    """e, float32 or float64"""
     used_TK: Tensor
     """int64, partitions a token decays, writes and reads"""
 

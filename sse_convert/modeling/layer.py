@@ -164,7 +164,7 @@ class SSEAttention(RoutedLayer):
             if side is not None:
                 shared_q = self.queries(flat_q + side[0])
                 shared_k = self.keys(groups + self.groups(side[1]))
-            own_decay = mixer.decay_params == "separate" and mixer.decay != "none"
+            own_decay = mixer.decay_params == "separate"
             shared_decay = self._log_decay(precise, "sse_shared_decay") if own_decay else log_decay
             shared = (shared_q, shared_k, shared_decay)
         logits = self.router_logits(precise)
@@ -287,10 +287,8 @@ class SSEAttention(RoutedLayer):
         return heads.repeat_interleave(self.state_heads // self.dims.kv_heads, -2)
 
     def _log_decay(self, x: Tensor, name: str) -> Tensor:
-        """[T, H, D] gate logits (zeros, as log decays, for no decay); expanded where channels share them."""
+        """[T, H, D] gate logits, expanded where channels share them."""
         shape = (x.shape[0], self.state_heads, self.dims.head_dim)
-        if self.mixer.decay == "none":
-            return x.new_zeros(1, 1, 1, dtype=precise_dtype(x)).expand(shape)
         logits: Tensor = getattr(self, f"{name}_up")(getattr(self, f"{name}_down")(x))
         return logits.view(shape) if self.mixer.decay == "gla" else logits[..., None].expand(shape)
 
@@ -304,7 +302,7 @@ class SSEAttention(RoutedLayer):
         return {
             "k_map": self.mixer.k_feature_map,
             "k_scale": self.sse_k_scale,
-            "decay_normalizer": None if self.mixer.decay == "none" else DECAY_NORMALIZER,
+            "decay_normalizer": DECAY_NORMALIZER,
         }
 
     def trains_on_torch(self, device: torch.device) -> str | None:
@@ -322,5 +320,4 @@ class SSEAttention(RoutedLayer):
             "top_k": self.mixer.top_k,
             "write_gate": several and gate.write,
             "read_gate": several and gate.read,
-            "renormalise": several and gate.renormalise,
         }

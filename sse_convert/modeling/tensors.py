@@ -66,11 +66,10 @@ def new_tensors(dims: AttentionDims, mixer: SSEMixer) -> list[TensorSpec]:
     if mixer.qk_rank:
         tensors += _low_rank("sse_delta_q", hidden, mixer.qk_rank, query, bias=False)
         tensors += _low_rank("sse_delta_k", hidden, mixer.qk_rank, key, bias=False)
-    if mixer.decay != "none":
-        decay = key if mixer.decay == "gla" else heads
-        tensors += _low_rank("sse_decay", hidden, DECAY_RANK, decay, bias=True)
-        if mixer.decay_params == "separate":
-            tensors += _low_rank("sse_shared_decay", hidden, DECAY_RANK, decay, bias=True)
+    decay = key if mixer.decay == "gla" else heads
+    tensors += _low_rank("sse_decay", hidden, DECAY_RANK, decay, bias=True)
+    if mixer.decay_params == "separate":
+        tensors += _low_rank("sse_shared_decay", hidden, DECAY_RANK, decay, bias=True)
     if mixer.update == "delta":
         tensors += _linear("sse_write_strength", hidden, heads)
         if mixer.shared_partition and mixer.decay_params == "separate":

@@ -151,9 +151,9 @@ def calibration_problems(recipe: Recipe, mixers: dict[str, Mixer], limit: int) -
 
 def _window_problems(calibrate: Calibrate, key: str, mixer: SSESlidingMixer, longest: int) -> list[str]:
     """Rows too short to show what a window misses: two windows for a scale, more than one for a decay."""
-    outputs, decays = calibrate.output_scale != "none", mixer.decay != "none"
+    outputs = calibrate.output_scale != "none"
     beyond = mixer.window + mixer.sinks + 1
-    needed = {"output scale": outputs * max(2 * mixer.window, beyond), "decay": decays * beyond}
+    needed = {"output scale": outputs * max(2 * mixer.window, beyond), "decay": beyond}
     rows, asked = calibrate.seq_len, max(needed.values())
     if rows >= asked:
         return []

@@ -31,7 +31,6 @@ class Case:
     write_gate: bool = True
     read_gate: bool = True
     delta: bool = False
-    renormalise: bool = False
     initial_state: bool = True
     decay_scale: float = 1.0
     seed: int = 0
@@ -53,7 +52,6 @@ class Case:
             "top_k": self.top_k,
             "write_gate": self.write_gate,
             "read_gate": self.read_gate,
-            "renormalise": self.renormalise,
             "cu_seqlens": self.cu_seqlens,
         }
 

@@ -32,7 +32,6 @@ def _grid(*, delta: bool = False) -> list[Case]:
             read_gate=draw.random() < 0.7,
             initial_state=draw.random() < 0.7 or k == n,  # or all states are alike, and gates have no gradient
             delta=delta,
-            renormalise=delta and k > 1 and draw.random() < 0.7,
             seed=i,
         )
         for i, ((n, k), lengths) in enumerate(met)
@@ -49,11 +48,10 @@ def _variants() -> list[Case]:
 
 
 def _delta_variants() -> list[Case]:
-    """Settings that act on the delta rule or only exist beside it, and renormalised gates under the other update."""
+    """Settings that act on the delta rule or only exist beside it."""
     delta = Case(lengths=(3, 70), top_k=2, delta=True, groups=2)
     changes: list[dict[str, Any]] = [
-        {}, {"renormalise": True}, {"write_gate": False, "renormalise": True}, {"per_partition": True},
-        {"shared": False, "initial_state": False}, {"delta": False, "renormalise": True},
+        {}, {"write_gate": False}, {"per_partition": True}, {"shared": False, "initial_state": False},
         {"decay_scale": 100.0}, {"decay_scale": 0.0}, {"dim": 3, "value_dim": 5, "groups": 3},
     ]  # fmt: skip
     return [dc.replace(delta, **change) for change in changes]

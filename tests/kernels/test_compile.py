@@ -37,7 +37,7 @@ def with_gradients(function: Callable[..., Any], x: dict[str, Tensor], options: 
 CASES = (
     Case(lengths=(9, 0, 70), top_k=2, groups=2),
     Case(lengths=(5, 3), top_k=1, per_partition=True),
-    Case(lengths=(9, 0, 70), top_k=2, delta=True, renormalise=True),
+    Case(lengths=(9, 0, 70), top_k=2, delta=True),
 )
 
 

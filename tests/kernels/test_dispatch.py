@@ -208,7 +208,7 @@ def test_misspelt_arguments_are_refused() -> None:
     "case",
     [
         Case(heads=5, groups=2, initial_state=False, lengths=(3, 70), top_k=2),
-        Case(heads=3, initial_state=False, delta=True, lengths=(9,), renormalise=True, top_k=2),
+        Case(heads=3, initial_state=False, delta=True, lengths=(9,), top_k=2),
         Case(heads=3, groups=3, initial_state=False, per_partition=True),
         Case(heads=3, initial_state=False, shared=False),
     ],

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 CASES = (
     Case(lengths=(63, 0, 64, 1, 130), top_k=2, groups=2),
     Case(lengths=(70, 9), num_partitions=8, per_partition=True, shared=False, initial_state=False),
-    Case(lengths=(63, 0, 64, 1, 130), top_k=2, groups=2, delta=True, renormalise=True),
+    Case(lengths=(63, 0, 64, 1, 130), top_k=2, groups=2, delta=True),
 )
 
 

@@ -86,7 +86,7 @@ def test_two_calls_with_carried_state_are_one_call(backend: str, cut: int) -> No
 
 
 @pytest.mark.parametrize("backend", CHUNKED)
-@pytest.mark.parametrize("settings_", [{}, {"delta": True, "renormalise": True}], ids=str)
+@pytest.mark.parametrize("settings_", [{}, {"delta": True}], ids=str)
 def test_decoding_token_by_token_is_prefill(backend: str, settings_: dict[str, Any]) -> None:
     """Three sequences decoded together, each call one token of each, the state overwritten in place."""
     case = Case(lengths=(70, 70, 70), top_k=2, groups=2, **settings_)
@@ -208,17 +208,17 @@ def test_packing_equals_one_call_per_sequence(backend: str) -> None:
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=5), num_partitions=st.integers(1, 6), data=st.data(),
     groups=st.integers(1, 3), shared=st.booleans(), per_partition=st.booleans(), seed=st.integers(0, 99),
-    delta=st.booleans(), renormalise=st.booleans(),
+    delta=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
 def test_any_case_equals_the_reference(
     lengths: list[int], num_partitions: int, data: st.DataObject, groups: int, shared: bool, per_partition: bool,
-    seed: int, delta: bool, renormalise: bool,
+    seed: int, delta: bool,
 ) -> None:  # fmt: skip
     top_k = data.draw(st.integers(1, num_partitions))
     case = Case(
         lengths=tuple(lengths), num_partitions=num_partitions, top_k=top_k, groups=groups,
-        shared=shared, per_partition=per_partition, seed=seed, delta=delta, renormalise=renormalise,
+        shared=shared, per_partition=per_partition, seed=seed, delta=delta,
     )  # fmt: skip
     o, final = run(case, "reference")
     for backend in BACKENDS:

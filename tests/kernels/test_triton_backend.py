@@ -54,7 +54,6 @@ SHORT, STEP = Case(lengths=(3, 4), shared=False), Case(lengths=(1, 1), shared=Fa
         (Case(lengths=(0, 0), shared=False), {"max_seqlen": 0}, "varlen"),
         (Case(shared=False, delta=True), {}, "triton"),
         (dc.replace(STEP, delta=True), {"max_seqlen": 1}, "triton"),
-        (SHORT, {"renormalise": True}, "triton"),
         (SHORT, {"k_map": "l2"}, "triton"),
     ],
     ids=str,

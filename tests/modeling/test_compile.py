@@ -15,7 +15,7 @@ from tests.modeling.tiny import prompts, tiny_model
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: KNOBS[name] for name in ("paper", "gdn", "delta, separate")},
     "of nearly all": {"top_k": 3, "decay": "scalar"},
-    "query heads, separate decays": {"state_heads": "query", "decay_params": "separate", "decay": "none"},
+    "query heads, separate decays": {"state_heads": "query", "decay_params": "separate"},
 }  # fmt: skip
 """every setting that has code of its own in a layer's forward, several to a compilation"""
 MASK = torch.tensor([[True] * 9, [False] * 4 + [True] * 5])

@@ -27,12 +27,12 @@ from tests.modeling.tiny import BESIDE, FAMILIES, HEADS, SSE, VOCAB, prompts, ti
 LENGTH = 96
 DOCUMENTS = ([10, 38, 48], [96], [70, 3, 23])
 """the first row's last one begins at a rank's edge, the second row's spans all ranks, and the third's cross edges"""
-LAYERS = ("sse", "sse+sliding", "sliding", "full", "delta", "each", "without decay")
+LAYERS = ("sse", "sse+sliding", "sliding", "full", "delta", "each", "query heads")
 SIZES: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
 EACH = {"decay_params": "separate", "decay": "scalar", "top_k": 2}
 MIXERS = {
     "each": {**SSE, **EACH},
-    "without decay": {**SSE, "decay": "none", "state_heads": "query"},
+    "query heads": {**SSE, "state_heads": "query"},
 }
 
 

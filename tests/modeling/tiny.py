@@ -208,7 +208,7 @@ MIXERS: dict[str, dict[str, Any]] = {
     "gdn": {"kind": "gdn"},
     "mixed": {
         **{**SSE, "update": "delta", "k_feature_map": "l2", "top_k": 2},
-        "gate": {"write": False, "renormalise": True},
+        "gate": {"write": False},
     },
     "delta": {**SSE, "update": "delta", "k_feature_map": "l2"},
 }

@@ -100,14 +100,14 @@ export: {dir: out}
 
 def test_mixers_are_told_apart_by_kind_or_name(tmp_path):
     mixers = {"wide": {"kind": "sliding", "window": 512}, "gla": {}, "sse": None, "mine": {"kind": "sse", "top_k": 2}}
-    mixers |= {"gdn": {"advanced": {"decay": "none"}}}
+    mixers |= {"gdn": {"advanced": {"decay": "gla"}}}
     recipe = load_recipe(write(tmp_path, small(mixers=mixers)))
     assert recipe.mixers == {
         "wide": SlidingMixer(window=512),
         "gla": BUILT_IN["gla"],
         "sse": BUILT_IN["sse"],
         "mine": dc.replace(BUILT_IN["sse"], top_k=2),
-        "gdn": dc.replace(BUILT_IN["gdn"], decay="none"),
+        "gdn": dc.replace(BUILT_IN["gdn"], decay="gla"),
     }
 
 
@@ -143,7 +143,7 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ),
         (
             {"mixers": {"sse": {"advanced": {"decay": "gated"}}}},
-            "mixers.sse.advanced.decay: expected one of gla, scalar, none, got text 'gated'",
+            "mixers.sse.advanced.decay: expected one of gla, scalar, got text 'gated'",
         ),
         ({"mixers": {"sse": {"advanced": {"top_k": 2}}}}, "mixers.sse.advanced.top_k: unknown key"),
         ({"mixers": {"sse": {"advanced": [1]}}}, "mixers.sse.advanced: expected a mapping (key: value), got a list"),
@@ -154,7 +154,7 @@ STAGE = {"name": "s", "loss": "kl", "tokens": 131072, "seq_len": 512, "lr": 0.00
         ),
         (
             {"mixers": {"paper": {"advanced": {"gate": {"renormalise": True}}}}},
-            "mixers.paper: gate.renormalise makes the gate of a single partition 1 and the router learns nothing",
+            "mixers.paper.advanced.gate.renormalise: was retired, layers have false; remove it",
         ),
         (
             {"mixers": {"sse": {"update": "delta", "k_feature_map": "silu"}}},

@@ -54,6 +54,20 @@ def test_a_checkpoint_is_read_where_layers_do_the_same(name):
         mixer_from_dict({**stored, name: 77})
 
 
-def test_a_checkpoint_that_trained_with_a_retired_value_says_what_to_do():
-    with pytest.raises(ValueError, match=r"balance is 'bias', which was retired .* with its own code"):
-        mixer_from_dict({**mixer_to_dict(BUILT_IN["sse"]), "balance": "bias"})
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"balance": "bias"}, "balance is 'bias'"),
+        ({"decay": "none"}, "decay is 'none'"),
+        ({"gate": {"write": True, "read": True, "renormalise": True}}, "gate.renormalise is True"),
+    ],
+)
+def test_a_checkpoint_with_a_retired_value_says_what_to_do(setting, told):
+    with pytest.raises(ValueError, match=rf"{told}, which was retired .* with its own code"):
+        mixer_from_dict({**mixer_to_dict(BUILT_IN["sse"]), **setting})
+
+
+def test_a_gate_as_checkpoints_have_it_is_read():
+    stored = mixer_to_dict(BUILT_IN["sse"])
+    gate = {**stored["gate"], "renormalise": False}
+    assert mixer_from_dict({**stored, "gate": gate}) == BUILT_IN["sse"]

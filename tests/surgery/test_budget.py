@@ -35,7 +35,7 @@ VARIANTS = [
     {"num_partitions": 8, "top_k": 2},
     {"state_heads": "query"},
     {"decay": "scalar", "decay_params": "separate"},
-    {"decay": "none", "shared_partition": False, "qk_rank": 0},
+    {"shared_partition": False, "qk_rank": 0},
     {"kind": "sse+sliding", "window": 4, "sinks": 1},
 ]
 

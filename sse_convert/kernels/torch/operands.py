@@ -58,8 +58,6 @@ class Operands:
     """scale what is written by e"""
     read_gate: bool
     """scale what is read by e"""
-    renormalise: bool
-    """divide e by its sum over the partitions written (read)"""
 
     @property
     def num_tokens(self) -> int:
@@ -123,7 +121,6 @@ def operands_of(x: Inputs) -> Operands:
         top_k=x.top_k,
         write_gate=x.write_gate,
         read_gate=x.read_gate,
-        renormalise=x.renormalise,
     )
 
 
@@ -164,8 +161,6 @@ def slot_weights(x: Operands, routing: Routing) -> tuple[Tensor, Tensor]:
         write and read weights [T, K], K as in `routing.used_TK`, with gradients to the gate.
     """
     gate_TK = routing.gate_TN.gather(1, routing.used_TK).to(x.q_TPHGD.dtype)
-    if x.renormalise:
-        gate_TK = gate_TK / gate_TK.sum(1, keepdim=True)
     plain_TK = torch.ones_like(gate_TK)
     return gate_TK if x.write_gate else plain_TK, gate_TK if x.read_gate else plain_TK
 

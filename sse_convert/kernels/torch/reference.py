@@ -24,7 +24,7 @@ def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:
 
     and the same, without e and with its own strength, for the shared partition: with a decay per head Gated DeltaNet's
     equation, with one per channel that of Kimi Linear (decay, then correct). The gate scales the strength and not the
-    key; `operands.written` says why. With `renormalise`, e[p] is divided by its sum over the selected partitions.
+    key; `operands.written` says why.
 
     A token reads its own write.
 
@@ -45,7 +45,7 @@ def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:
             out_HGV = x.v_TPHV.new_zeros(*x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
             strength_H = None if x.write_strength_TH is None else x.write_strength_TH[t]
             used_K = chosen.used_TK[t]
-            write_N, read_N = (_weights(gate_N, used_K, gated, x.renormalise) for gated in (x.write_gate, x.read_gate))
+            write_N, read_N = (gate_N if gated else torch.ones_like(gate_N) for gated in (x.write_gate, x.read_gate))
             for p in used_K.tolist():
                 k_HD, v_HV = x.k_TPHD[t, p % KP], x.v_TPHV[t, p % VP]
                 states[p] = _update(decay_HD1 * states[p], k_HD, v_HV, write_N[p], strength_H)
@@ -60,13 +60,6 @@ def sse_attention_reference(x: Operands) -> tuple[Tensor, Tensor]:
         finals.append(torch.stack(states))
     o_THGV = torch.stack(outs) if outs else x.v_TPHV.new_zeros(0, *x.q_TPHGD.shape[2:4], x.v_TPHV.shape[-1])
     return o_THGV, torch.stack(finals) if finals else x.state_SMHDV
-
-
-def _weights(gate_N: Tensor, chosen_K: Tensor, gated: bool, renormalise: bool) -> Tensor:
-    """What scales the writes (reads) of the chosen partitions."""
-    if not gated:
-        return torch.ones_like(gate_N)
-    return gate_N / gate_N[chosen_K].sum() if renormalise else gate_N
 
 
 def _update(state_HDV: Tensor, k_HD: Tensor, v_HV: Tensor, weight: Tensor, strength_H: Tensor | None) -> Tensor:

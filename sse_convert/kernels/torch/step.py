@@ -56,7 +56,7 @@ def sse_attention_step(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Tenso
 def _used(x: Inputs) -> tuple[Tensor, Tensor]:
     """The partitions that each token uses, int64 [B, R], and their weights, 1 for the shared one."""
     e_BK, used_BK = best_partitions(x.router_logits, x.top_k)
-    weight_BK = x.renormalised(e_BK).to(x.dtype)
+    weight_BK = e_BK.to(x.dtype)
     if x.shared is None:
         return used_BK, weight_BK
     return F.pad(used_BK, (0, 1), value=x.num_partitions), F.pad(weight_BK, (0, 1), value=1.0)

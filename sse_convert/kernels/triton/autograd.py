@@ -46,7 +46,6 @@ def sse_attention_triton(x: Inputs, *, output_final_state: bool) -> tuple[Tensor
         x = x.with_mapped_keys(x.k.dtype)
     offsets, used_k = x.cu_seqlens.to(x.q.device), x.top_k
     used, gate = select_partitions(x.router_logits, used_k)
-    gate = x.renormalised(gate)
     initial = _initial_state(x, output_final_state)
     packed = initial is None and not delta and (is_compiling() or _much_padding(x, used_k))
     group = group_chunks(x.num_tokens * (used_k + 1) // CHUNK, x.q.shape[2])

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from sse_convert.kernels.feature_maps import NORM_EPS
 from sse_convert.kernels.inputs import Inputs
-from sse_convert.kernels.routing import best_partitions
 from sse_convert.kernels.torch_modes import operator_name
 from sse_convert.kernels.triton.tiles import LOG2_E, log2_decay, map_keys
 
@@ -37,7 +36,6 @@ def sse_attention_decode(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Ten
         o [S, Hq, V] in v's dtype and the final states [S, M, H, D, V] in float32.
     """
     state = _writable_state(x, inplace_state)
-    used, gate = _routed(x)
     strengths = [] if x.write_strength is None else [x.write_strength]
     if x.shared is not None and x.shared.write_strength is not None:
         strengths.append(x.shared.write_strength)
@@ -46,7 +44,7 @@ def sse_attention_decode(x: Inputs, *, inplace_state: bool) -> tuple[Tensor, Ten
     o = _decode(
         *sparse, [part.to(like.dtype).contiguous() for part, like in zip(shared, sparse, strict=False)],
         [strength.float().contiguous() for strength in strengths], x.router_logits.contiguous(),
-        used, gate, x.k_scale, state, x.state_slots,
+        x.k_scale, state, x.state_slots,
         x.top_k, x.write_gate, x.read_gate, x.scale, x.k_map, x.decay_normalizer,
     )  # fmt: skip
     return o, state
@@ -62,19 +60,10 @@ def _writable_state(x: Inputs, inplace: bool) -> Tensor:
     return x.initial_state.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 
-def _routed(x: Inputs) -> tuple[Tensor | None, Tensor | None]:
-    """Used partitions int32 [S, K] and their weights float32 [S, K]; None where the kernel routes."""
-    if not x.renormalise:
-        return None, None
-    gate, used = best_partitions(x.router_logits, x.top_k)
-    return used.int(), x.renormalised(gate.float())
-
-
 @torch.library.custom_op(operator_name(__name__, "decode"), mutates_args=("state",))
 def _decode(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, shared: list[Tensor], strengths: list[Tensor],
-    router_logits: Tensor, used: Tensor | None, gate: Tensor | None,
-    k_scale: Tensor | None, state: Tensor, slots: Tensor | None,
+    router_logits: Tensor, k_scale: Tensor | None, state: Tensor, slots: Tensor | None,
     top_k: int, write_gate: bool, read_gate: bool, scale: float, k_map: str,
     decay_normalizer: float | None,
 ) -> Tensor:  # fmt: skip
@@ -89,7 +78,7 @@ def _decode(
     block_d, block_v, block_k, warps = _blocks(S * H, D, V, ranks)
     decode_kernel[(S * H * triton.cdiv(V, block_v),)](
         q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, beta, beta_shared, k_scale, router_logits,
-        used, gate, state, slots, o,
+        state, slots, o,
         state.stride(0), scale, decay_normalizer,
         N=N, Q_P=P, K_P=k.shape[1], V_P=v.shape[1], RANKS=ranks, SHARED=bool(shared),
         WRITE_GATE=write_gate, READ_GATE=read_gate, K_MAP=k_map,
@@ -118,7 +107,7 @@ def _blocks(states: int, dim: int, value_dim: int, ranks: int) -> tuple[int, int
 @triton.jit(do_not_specialize=["scale", "normalizer"])
 def decode_kernel(
     q, k, v, log_decay, q_shared, k_shared, v_shared, decay_shared, beta, beta_shared, k_scale, router_logits,
-    used, gate, state, slots, o,
+    state, slots, o,
     state_stride, scale, normalizer,
     N: tl.constexpr, Q_P: tl.constexpr, K_P: tl.constexpr, V_P: tl.constexpr, RANKS: tl.constexpr, SHARED: tl.constexpr,
     WRITE_GATE: tl.constexpr, READ_GATE: tl.constexpr,
@@ -143,13 +132,13 @@ def decode_kernel(
         slot = tl.load(slots + b).to(tl.int64)
     state += slot * state_stride
     key_scale = tl.load(k_scale + h).to(tl.float32) if k_scale is not None else 1.0
-    e, score = _gates(router_logits, used, b, N, BN)
+    e, score = _gates(router_logits, b, N, BN)
     acc = tl.zeros([BG, BV], tl.float32)
     for first in range(0, RANKS, BK):
         rank = first + tl.arange(0, BK)
         is_shared = (rank == RANKS - 1) & SHARED
         ok = rank < RANKS
-        partition, weight, score = _next_ranks(e, score, used, gate, b, rank, RANKS - SHARED, N, BN, BK)
+        partition, weight, score = _next_ranks(e, score, rank, RANKS - SHARED, BN, BK)
         partition = tl.where(is_shared, N, partition)
         q_row = tl.where(is_shared, b, b * Q_P + partition % Q_P) * (H * G) + h * G
         k_row = tl.where(is_shared, b, b * K_P + partition % K_P) * H + h
@@ -206,35 +195,26 @@ def _mapped(k, k_scale, inside, K_MAP: tl.constexpr):
 
 
 @triton.jit
-def _gates(router_logits, used, b, N: tl.constexpr, BN: tl.constexpr):
-    """The softmax e of a token's logits, and what its partitions are ranked by; unused if the ranking is given."""
+def _gates(router_logits, b, N: tl.constexpr, BN: tl.constexpr):
+    """The softmax e of a token's logits, and what its partitions are ranked by."""
     n = tl.arange(0, BN)
-    e = tl.zeros([BN], tl.float32)
-    score = e
-    if used is None:
-        logits = tl.load(router_logits + b * N + n, mask=n < N, other=float("-inf")).to(tl.float32)
-        e = tl.exp(logits - tl.max(logits, 0))
-        e = e / tl.sum(e, 0)
-        score = tl.where(n < N, e, float("-inf"))
-    return e, score
+    logits = tl.load(router_logits + b * N + n, mask=n < N, other=float("-inf")).to(tl.float32)
+    e = tl.exp(logits - tl.max(logits, 0))
+    e = e / tl.sum(e, 0)
+    return e, tl.where(n < N, e, float("-inf"))
 
 
 @triton.jit
-def _next_ranks(e, score, used, gate, b, rank, K: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def _next_ranks(e, score, rank, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """Partitions [BK] of the next ranks, their gates (1 from rank K on), and the scores of what is left to rank."""
-    if used is not None:
-        sparse = rank < K
-        partition = tl.load(used + b * K + rank, mask=sparse, other=0)
-        weight = tl.load(gate + b * K + rank, mask=sparse, other=1.0)
-    else:
-        n = tl.arange(0, BN)
-        lane = tl.arange(0, BK)
-        partition = tl.zeros([BK], tl.int32)
-        weight = tl.full([BK], 1.0, tl.float32)
-        for i in tl.static_range(BK):
-            best = tl.argmax(score, 0)
-            here = (lane == i) & (rank < K)
-            partition = tl.where(here, best, partition)
-            weight = tl.where(here, tl.sum(tl.where(n == best, e, 0.0), 0), weight)
-            score = tl.where(n == best, float("-inf"), score)
+    n = tl.arange(0, BN)
+    lane = tl.arange(0, BK)
+    partition = tl.zeros([BK], tl.int32)
+    weight = tl.full([BK], 1.0, tl.float32)
+    for i in tl.static_range(BK):
+        best = tl.argmax(score, 0)
+        here = (lane == i) & (rank < K)
+        partition = tl.where(here, best, partition)
+        weight = tl.where(here, tl.sum(tl.where(n == best, e, 0.0), 0), weight)
+        score = tl.where(n == best, float("-inf"), score)
     return partition, weight, score

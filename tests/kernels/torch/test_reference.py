@@ -48,17 +48,6 @@ def test_gradients_match_finite_differences(case: Case) -> None:
     assert torch.autograd.gradcheck(operator, tuple(inputs.values()))
 
 
-@pytest.mark.parametrize("delta", [False, True], ids=["gla", "delta"])
-def test_a_renormalised_gate_is_the_softmax_of_the_selected_logits(delta: bool) -> None:
-    case = Case(lengths=(9,), num_partitions=5, top_k=2, delta=delta)
-    x = case.inputs()
-    logits = x["router_logits"]
-    selected = torch.zeros_like(logits, dtype=torch.bool).scatter(1, logits.topk(2).indices, True)
-    masked = {**x, "router_logits": logits.masked_fill(~selected, -math.inf)}
-    for value, exact in zip(run(case, "reference", x, renormalise=True), run(case, "reference", masked), strict=True):
-        assert_same(value, exact, "")
-
-
 def dense_sse(case: Case) -> tuple[Tensor, Tensor]:
     """SSE as masked attention: T x T scores per partition, decay as a difference of running sums, no recurrence."""
     x = case.inputs()

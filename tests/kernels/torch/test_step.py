@@ -18,7 +18,6 @@ SETTINGS = {
     "write_gate": [True, False],
     "read_gate": [True, False],
     "delta": [True, False],
-    "renormalise": [True, False],
     "inplace": [True, False],
 }
 

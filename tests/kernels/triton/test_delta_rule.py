@@ -25,7 +25,7 @@ TRIALS = (
     dc.replace(DELTA, dim=24, value_dim=40, num_partitions=3, top_k=3, dtype=FP16),
     dc.replace(DELTA, per_partition=True, top_k=2, k_map="l2", k_scale=True, normalizer=16.0, value_dim=24),
     dc.replace(DELTA, per_partition=True, top_k=2, groups=2, initial_state=True),
-    dc.replace(DELTA, renormalise=True, top_k=2),
+    dc.replace(DELTA, top_k=2),
     dc.replace(LONG, initial_state=True),
     dc.replace(LONG, dim=128, value_dim=128, groups=2, dtype=BF16, lengths=(70, 9), initial_state=True),
     dc.replace(DELTA, lengths=(0, 1, 5, 3), num_partitions=24, top_k=4),

@@ -60,8 +60,8 @@ BOTH = (
     Trial(lengths=SHORT, decays="mixed", dtype=BF16),
     Trial(read_gate=False, dtype=FP16),
     Trial(num_partitions=9, target=5, dtype=BF16),
-    Trial(renormalise=True, top_k=2),
-    Trial(renormalise=True, top_k=3, read_gate=False),
+    Trial(top_k=2),
+    Trial(top_k=3, read_gate=False),
     dc.replace(EVERYTHING, dtype=BF16, groups=3),
     dc.replace(EVERYTHING, dtype=FP16, k_map="silu", groups=1),
 )
