@@ -48,7 +48,7 @@ from sse_convert.export.export import export_checkpoint
 from sse_convert.files import is_leftover, write_json, write_text
 from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, open_choice
 from sse_convert.recipe.schema import Recipe
-from sse_convert.report import Report, found_before
+from sse_convert.report import Report, found_before, json_ready
 from sse_convert.results.collect import RECIPE, stages_folder
 from sse_convert.results.stored_evaluation import read_evaluation
 from sse_convert.selection.automatic import choice_inputs, choose_layers
@@ -384,7 +384,7 @@ class _Steps:
         Raises:
             TrainingError: the step is finished and its inputs have changed.
         """
-        folder = self.announce(name)
+        folder, inputs = self.announce(name), json_ready(inputs)
         unfinished = folder.exists() and not (folder / STAGE_FILE).is_file()
         if unfinished and not resumes and self.accelerator.is_main_process:
             _remove_step(folder)  # a killed run had not finished it

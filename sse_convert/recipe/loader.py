@@ -14,6 +14,7 @@ from sse_convert.recipe.problems import Path, Problem, location
 from sse_convert.recipe.schema import Recipe
 from sse_convert.recipe.source import MOST_CHARACTERS, parse
 from sse_convert.recipe.units import parse_count
+from sse_convert.report import json_ready
 
 DEFAULT_BATCH_TOKENS = 65536
 
@@ -71,16 +72,7 @@ def recipe_from_dict(data: dict[str, Any], origin: str = "recipe") -> Recipe:
 
 def recipe_hash(recipe: Recipe) -> str:
     """SHA-256 of the resolved recipe. Equal for recipes that mean the same, whatever their spelling or key order."""
-    return hashlib.sha256(json.dumps(_json_ready(recipe.to_dict()), sort_keys=True).encode()).hexdigest()
-
-
-def _json_ready(value: Any) -> Any:
-    """Text keys throughout, so that a recipe and its JSON copy hash alike."""
-    if isinstance(value, dict):
-        return {str(key): _json_ready(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_json_ready(item) for item in value]
-    return value
+    return hashlib.sha256(json.dumps(json_ready(recipe.to_dict()), sort_keys=True).encode()).hexdigest()
 
 
 def _find(path: FilePath | str) -> FilePath:

@@ -15,14 +15,14 @@ from typing import Any
 from sse_convert.errors import TrainingError
 from sse_convert.files import sync_folder
 from sse_convert.recipe.schema import Stage
-from sse_convert.report import format_number, json_ready
+from sse_convert.report import format_number
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.stage_record import changes
 
 
 def differs_in_end(before: dict[str, Any], now: dict[str, Any]) -> bool:
     """Whether the inputs of two stages are the same but for the budget."""
-    return bool(changes(before, json_ready(now))) and not changes(_endless(before), json_ready(_endless(now)))
+    return bool(changes(before, now)) and not changes(_endless(before), _endless(now))
 
 
 def _endless(inputs: dict[str, Any]) -> dict[str, Any]:

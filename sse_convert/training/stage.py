@@ -28,7 +28,6 @@ from sse_convert.console import say
 from sse_convert.errors import DataError, HardwareError, OutputError, RecipeError, TrainingError
 from sse_convert.process_memory import memory_for
 from sse_convert.recipe.schema import Recipe, Stage
-from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.guessing_teacher import warn_of_guessing
 from sse_convert.surgery.stage_memory import still_the_teachers
@@ -242,7 +241,7 @@ class _StageRun:
         if state is not None:
             self._check_inputs(state["inputs"])
             self.extensions = [*state.get(HISTORY, []), *self._extended(state)]
-        if self.accelerator.is_main_process and (before is None or changes(before, json_ready(self.inputs))):
+        if self.accelerator.is_main_process and (before is None or changes(before, self.inputs)):
             if before is None and (path.is_file() or state is not None):
                 say(f"{path} was damaged or missing; written anew")
             if before is not None:
@@ -315,7 +314,7 @@ class _StageRun:
     def _settle(self, chosen: Chosen) -> None:
         """Take these choices, and write them down."""
         self.chosen = chosen
-        beside = {"inputs": json_ready(self.inputs), "chosen": dc.asdict(chosen)}
+        beside = {"inputs": self.inputs, "chosen": dc.asdict(chosen)}
         self.checkpoints.beside = beside | ({HISTORY: self.extensions} if self.extensions else {})
         self.stage, self.train_settings = chosen.applied(self.fit.stage, self.fit.train)
         self.accelerator.wait_for_everyone()

@@ -13,6 +13,7 @@ from sse_convert.data.rows import RowReader
 from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.modeling.auto import register
 from sse_convert.recipe.schema import Needles, Recipe, Stage
+from sse_convert.report import json_ready
 from sse_convert.surgery.compatibility import Match
 from sse_convert.surgery.positions import check_row_length, position_limit, stretch
 from sse_convert.training.schedule import Schedule
@@ -47,7 +48,8 @@ def stage_inputs(recipe: Recipe, stage: Stage, checkpoint: Path, reader: RowRead
         inputs["mixers"] = match.training
     if stage.loss != "ce":
         inputs["model"] = checkpoint_identity(recipe.model, recipe.revision)
-    return inputs
+    ready: dict[str, Any] = json_ready(inputs)
+    return ready
 
 
 def _needles(recipe: Recipe, stage: Stage) -> Needles:

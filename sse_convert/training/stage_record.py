@@ -7,7 +7,6 @@ from sse_convert import __version__
 from sse_convert.checkpoints.identity import SEAL, STAGE_FILE, data_digest, read_stage_record, write_sealed
 from sse_convert.errors import OutputError, TrainingError
 from sse_convert.recipe.retired import DEFAULTS
-from sse_convert.report import json_ready
 
 HISTORY = "extended"
 """key of a stage's inputs, once made: its earlier budgets"""
@@ -28,7 +27,7 @@ def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two nested mappings, one readable line per key. Digests that were never noted
+    """What differs between two nested mappings of JSON data, one readable line per key. Digests that were never noted
     do not, nor do retired keys that nobody had set."""
     old, new = flatten(before), flatten(now)
     return [
@@ -69,7 +68,7 @@ def refuse_changes(folder: Path, before: dict[str, Any], now: dict[str, Any]) ->
     Raises:
         TrainingError: names every key that changed.
     """
-    if changed := changes(before, json_ready(now)):
+    if changed := changes(before, now):
         raise TrainingError(
             "\n  ".join([f"{folder} was made from other inputs:", *changed]),
             expected="the same inputs, to continue or to reuse it",
