@@ -5,8 +5,11 @@
 Figures come from the CSV and JSON files of `benchmarks/`, and `plan`. Tests compare.
 """
 
+import csv
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 from docs import (
@@ -17,14 +20,30 @@ from docs import (
     recipe_tables,
     serving_tables,
     speed_tables,
-    stored_tables,
     training_tables,
-    tried_table,
 )
 from docs.examples import ROOT, page_paths
+from docs.markdown import shown, table
+from sse_convert.doctor import SUPPORTED
+from sse_convert.modeling.tried import TRIED
+
+
+def stored(path: Path) -> str:
+    """The table of an experiment whose script is gone: a CSV file named as its block, whose cells are Markdown."""
+    with path.open(encoding="utf-8", newline="") as file:
+        head, *rows = ([cell.replace("|", "\\|") for cell in row] for row in csv.reader(file))
+    return shown({name: itemgetter(i) for i, name in enumerate(head)}, rows)
+
+
+def tried() -> str:
+    """Each library, the lowest version that is served, and the newest one tried, for the page *Work with a hub*."""
+    lowest = {name: ".".join(map(str, low)) for name, (low, _) in SUPPORTED.items()}
+    rows = [(name, lowest.get(name, ""), version) for name, version in TRIED.items()]
+    return "\n".join(table(("library", "from", "tried up to"), rows))
+
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
-    **stored_tables.BLOCKS,
+    **{path.stem: partial(stored, path) for path in sorted(ROOT.glob("benchmarks/*/tables/*.csv"))},
     **readme_tables.BLOCKS,
     **real_tables.BLOCKS,
     **speed_tables.BLOCKS,
@@ -33,7 +52,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     **cost_tables.BLOCKS,
     **recipe_tables.BLOCKS,
     **serving_tables.BLOCKS,
-    **tried_table.BLOCKS,
+    "tried": tried,
 }
 _BLOCK = re.compile(r"<!-- (?P<name>[a-z0-9-]+) -->\n.*?<!-- /(?P=name) -->", re.DOTALL)
 _MARKER = re.compile(r"<!-- /?([a-z0-9-]+) -->")
