@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 LARGEST = 2**20
 """of every whole number among the settings"""
-FULL = "full"
+FULL: Literal["full"] = "full"
 BASIC = (
     "kind",
     "num_partitions",

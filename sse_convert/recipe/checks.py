@@ -126,7 +126,7 @@ def _select(select: Select) -> Iterator[Problem]:
         text = f"{shortened(repr(select.keep))}: expected a number, or a share such as 25%"
         yield Problem(("keep",), text)
     for layer, heads in select.chosen.items() if isinstance(select.chosen, dict) else ():
-        if layer_range(layer) is None or len(set(heads)) < len(heads) or not heads:
+        if layer_range(layer) is None or (heads != FULL and len(set(heads)) < len(heads)) or not heads:
             yield Problem(("chosen", layer), f"{heads}: expected heads of one layer, each once")
     chosen = select.chosen if isinstance(select.chosen, list) else []
     for i, index in enumerate(chosen):

@@ -2,7 +2,9 @@
 
 import dataclasses as dc
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from sse_convert.errors import RecipeError
 from sse_convert.mixers import BUILT_IN, FULL, Mixer, WindowMixer
@@ -32,12 +34,13 @@ class OpenChoice:
     span: int = 1
     """heads of a layer that numbers leave room for; 1 where whole layers are chosen"""
 
-    def by_layer(self, kept: Iterable[int]) -> dict[int | str, list[int]]:
-        """Heads of each layer, of the numbers of some."""
-        found: dict[int | str, list[int]] = {}
+    def by_layer(self, kept: Iterable[int]) -> dict[int | str, list[int] | Literal["full"]]:
+        """Heads of each layer, of the numbers of some; a layer of which all are kept is a softmax layer."""
+        found: dict[int, list[int]] = {}
         for layer, head in (divmod(unit, self.span) for unit in sorted(kept)):
             found.setdefault(layer, []).append(head)
-        return found
+        of = Counter(unit // self.span for unit in self.units)
+        return {layer: FULL if len(heads) == of[layer] else heads for layer, heads in found.items()}
 
 
 def resolve(recipe: Recipe, num_layers: int) -> tuple[list[str], dict[str, Mixer]]:
@@ -51,7 +54,7 @@ def resolve(recipe: Recipe, num_layers: int) -> tuple[list[str], dict[str, Mixer
     names = expand_pattern(recipe.layers, known, num_layers)
     if (select := recipe.layers.select) is not None:
         for index, heads in _chosen(select, names).items():
-            names[index] = FULL if heads is None else with_heads(names[index], heads)
+            names[index] = heads if isinstance(heads, str) else with_heads(names[index], heads)
     return names, {name: _mixer(name, known) for name in dict.fromkeys(names) if name != FULL}
 
 
@@ -150,10 +153,10 @@ def choice_of(select: Select, names: list[str], heads: Sequence[int] = ()) -> Op
     return OpenChoice(among, keep, units, span)
 
 
-def _chosen(select: Select, names: list[str]) -> dict[int, list[int] | None]:
-    """The layers that `select` notes as chosen, and the heads of each; None for all of a layer."""
+def _chosen(select: Select, names: list[str]) -> dict[int, list[int] | Literal["full"]]:
+    """The layers that `select` notes as chosen, and the heads of each."""
     if select.by == "layers" and not isinstance(select.chosen, dict):
-        return dict.fromkeys(_chosen_layers(select, choice_of(select, names)))
+        return dict.fromkeys(_chosen_layers(select, choice_of(select, names)), FULL)
     among = [i for i, name in enumerate(names) if name != FULL]
     if not isinstance(select.chosen, dict) or select.by != "heads":
         given = "not chosen yet" if select.chosen is None else f"{select.chosen}, and by is {select.by}"
@@ -163,8 +166,9 @@ def _chosen(select: Select, names: list[str]) -> dict[int, list[int] | None]:
             fix="`sse-convert run` and `convert` choose first; `sse-convert select` names heads to write there",
         )
     strange = [key for key in select.chosen if str(key) not in map(str, among)]
-    count = sum(map(len, select.chosen.values()))
-    if strange or (isinstance(select.keep, int) and select.keep != count):
+    count = sum(len(heads) for heads in select.chosen.values() if heads != FULL)
+    counted = isinstance(select.keep, int) and FULL not in select.chosen.values()
+    if strange or (counted and select.keep != count):
         told = f"layer {strange[0]} gets no mixer" if strange else f"names {count} heads, and keep is {select.keep}"
         raise RecipeError(
             f"layers.select.chosen: {told}",

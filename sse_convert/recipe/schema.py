@@ -30,8 +30,13 @@ class Select:
     """how many of them stay softmax: a number, or a share such as 25%"""
     by: Literal["layers", "heads"] = "layers"
     """what stays: whole layers, or key-value heads, which see the whole row beside others that get the layer's mixer"""
-    chosen: list[Annotated[int, Range(0, 4096)]] | dict[int | str, list[Annotated[int, Range(0, 4096)]]] | None = None
-    """what was chosen, as the recipe of a converted model notes it: layers, or heads by layer; null chooses"""
+    chosen: (
+        list[Annotated[int, Range(0, 4096)]]
+        | dict[int | str, list[Annotated[int, Range(0, 4096)]] | Literal["full"]]
+        | None
+    ) = None
+    """what was chosen, as the recipe of a converted model notes it: layers, or heads by layer, `full` for all of one;
+    null chooses"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

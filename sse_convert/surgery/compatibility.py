@@ -245,21 +245,21 @@ def with_layers_of(checkpoint: Path | str, recipe: Recipe) -> Recipe:
         return recipe
     stored = stored_mixers(converted_field(files))
     if recipe.layers.select is not None and recipe.layers.select.by == "heads":
-        heads: dict[int | str, list[int]] = {
-            i: list(own) for i, mixer in enumerate(stored) if (own := getattr(mixer, BY_LAYER, ()))
-        }
-        select = dc.replace(recipe.layers.select, chosen=heads)
+        names = expand_pattern(recipe.layers, {**BUILT_IN, **recipe.mixers}, len(stored))
+        among = {i: mixer for i, mixer in enumerate(stored) if names[i] != FULL}
+        heads = {i: FULL if mixer is None else list(getattr(mixer, BY_LAYER, [])) for i, mixer in among.items()}
+        select = dc.replace(recipe.layers.select, chosen={i: kept for i, kept in heads.items() if kept})
         return dc.replace(recipe, layers=dc.replace(recipe.layers, select=select))
     choice = open_choice(recipe, len(stored))
     assert choice is not None, "the caller asks for open recipes alone"
-    kept = [i for i in choice.among if stored[i] is None]
-    if len(kept) != choice.keep:
+    layers = [i for i in choice.among if stored[i] is None]
+    if len(layers) != choice.keep:
         raise RecipeError(
-            f"{files.name} keeps {len(kept)} of {len(choice.among)} layers as softmax",
+            f"{files.name} keeps {len(layers)} of {len(choice.among)} layers as softmax",
             expected=f"{choice.keep}, which layers.select asks for",
             fix="use the recipe that made the checkpoint, or convert the model anew with this one",
         )
-    return chosen_recipe(recipe, kept)
+    return chosen_recipe(recipe, layers)
 
 
 def match_recipe(recipe: Recipe, files: CheckpointFiles) -> Match:

@@ -68,6 +68,14 @@ def test_heads_are_chosen_among_those_that_can_be_kept(tmp_path):
     assert resolve(draft_recipe(recipe, 4, HEADS), 4)[0].count("full") == 1
 
 
+def test_a_layer_of_which_all_heads_are_chosen_is_a_softmax_layer(tmp_path):
+    recipe = recipe_of(tmp_path, {"select": {"keep": 4, "by": "heads"}})
+    chosen = chosen_recipe(recipe, (0, 6, 7, 8), open_choice(recipe, 4, HEADS))
+    assert chosen.layers.select.chosen == {0: [0], 2: "full"}
+    read_again = load_recipe(write(tmp_path, chosen.to_dict()))
+    assert resolve(read_again, 4)[0] == ["sse+sliding@0", "sse+sliding", "full", "sse+sliding"]
+
+
 def test_heads_of_single_layers(tmp_path):
     layers = {"pattern": ["sse+sliding"], "overrides": {"1-2": {"full_heads": [1]}, -1: "sliding"}}
     names, mixers = resolve(recipe_of(tmp_path, layers), 4)

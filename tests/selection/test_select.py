@@ -17,6 +17,7 @@ from sse_convert.console import Bar
 from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError, TrainingError, UsageError
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.recipe import load_recipe, recipe_from_dict
+from sse_convert.recipe.choosing import chosen_recipe, open_choice
 from sse_convert.recipe.pattern import resolve
 from sse_convert.selection import setup
 from sse_convert.selection.layer_swap import Swap
@@ -75,6 +76,17 @@ def test_heads_are_chosen_and_kept(tmp_path):
     api.convert(chosen, tmp_path / "converted")
     mixers = layer_mixers(load_model(str(tmp_path / "converted"), device="cpu").config)
     assert [mixer.full_heads for mixer in mixers] == [(head,) if i == layer else () for i in range(6)]
+    assert with_layers_of(tmp_path / "converted", asked).layers == chosen.layers
+
+
+def test_a_layer_of_which_all_heads_are_kept_converts_to_a_softmax_layer(tmp_path):
+    data = {"recipe_version": 1, "model": str(TEACHER), "export": {"dir": str(tmp_path / "out")}}
+    asked = recipe_from_dict({**data, "layers": {"select": {"keep": 4, "by": "heads"}}})
+    chosen = chosen_recipe(asked, (1, 6, 7, 8), open_choice(asked, 6, (3,) * 6))
+    api.convert(chosen, tmp_path / "converted")
+    mixers = layer_mixers(load_model(str(tmp_path / "converted"), device="cpu").config)
+    assert mixers[2] is None
+    assert mixers[0].full_heads == (1,)
     assert with_layers_of(tmp_path / "converted", asked).layers == chosen.layers
 
 
