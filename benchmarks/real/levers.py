@@ -7,7 +7,6 @@ The JSON is rewritten after each training; started again it goes on, and takes f
 """
 
 import argparse
-import contextlib
 import json
 import time
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.real.many_lengths import many_lengths
 from benchmarks.real.needles import Judge
 from sse_convert import api
 from sse_convert.cli.runner import hush_libraries, reporting_errors
@@ -121,8 +119,7 @@ def judged(teacher: str, student: Path, options: argparse.Namespace) -> dict[str
 
 def run(options: argparse.Namespace) -> None:
     """Measure what the report lacks."""
-    planted = {"planted": "documents of many lengths"} if options.many_lengths else {}
-    report: dict[str, Any] = {"recipe": options.recipe, "overrides": options.set, **planted, "trials": []}
+    report: dict[str, Any] = {"recipe": options.recipe, "overrides": options.set, "trials": []}
     if options.out.is_file():
         report = json.loads(options.out.read_text(encoding="utf-8"))
     done = {(trial["lever"], trial["seed"]) for trial in report["trials"]}
@@ -133,8 +130,7 @@ def run(options: argparse.Namespace) -> None:
             recipe = load_recipe(options.recipe, [*options.set, *LEVERS[lever], f"train.seed={seed}"])
             work = options.work / f"{lever}-{seed}".replace(",", "").replace(" ", "-")
             work.mkdir(parents=True, exist_ok=True)
-            with many_lengths() if options.many_lengths else contextlib.nullcontext():
-                entry = {"lever": lever, "seed": seed, "changes": LEVERS[lever], **measure(recipe, work, options)}
+            entry = {"lever": lever, "seed": seed, "changes": LEVERS[lever], **measure(recipe, work, options)}
             report["trials"].append(entry)
             write_json(options.out, report)
             say(f"{lever}, seed {seed}: KL {entry['kl']}, needles {entry['needles']}")
@@ -147,7 +143,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--levers", nargs="+", choices=LEVERS, default=list(LEVERS), metavar="NAME", help=", ".join(LEVERS))
     p.add_argument("--recipe", default="benchmarks/real/none_kept.yaml")
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the recipe")
-    p.add_argument("--many-lengths", action="store_true", help="plant facts in documents of many lengths")
     p.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds of each lever")
     p.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096, 8192], help="tokens of a row")
     p.add_argument("--samples", type=int, default=50, help="needles of each kind and length")

@@ -1,22 +1,14 @@
 """What the benchmarks of real models build and choose, by hand."""
 
-import itertools
 import random
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from benchmarks.real import programs
 from benchmarks.real.heads import SINKS, WINDOW, Heads, greedy, ranked, refined, whole_layers
-from benchmarks.real.many_lengths import many_lengths
 from benchmarks.real.needles import RULER, TASKS, Judge
-from sse_convert.data import RowReader
-from sse_convert.data.packing import IGNORED
-from sse_convert.recipe.schema import Needles, Source
-from tests.evaluation.conftest import build_tokenizer
 from tests.modeling.tiny import tiny_model
 
 
@@ -100,19 +92,3 @@ PROBLEM = {
 def test_a_program_passes_where_its_tests_do(monkeypatch: pytest.MonkeyPatch, answer: str, passed: bool) -> None:
     monkeypatch.setattr(programs, "SECONDS", 2)
     assert programs.passes(programs.program(PROBLEM, answer)) == passed
-
-
-def test_documents_of_many_lengths_are_planted(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("The keeper walked down to the harbor, and wrote down each ship. " * 2000)
-    needles = Needles(share=1.0, answers="row", forms={"facts": 1}, keys=[1, 2], early=0.7)
-    with many_lengths():
-        reader = RowReader([Source(path=str(tmp_path))], build_tokenizer(), 4096, 0, needles=needles)
-        found = list(itertools.islice(reader.rows(), 12))
-    starts = [np.flatnonzero(row.position_ids == 0) for row in found]
-    assert len({len(each) for each in starts}) > 1
-    for row, each in zip(found, starts, strict=True):
-        lengths = np.diff([*each, 4096])
-        assert set(lengths) <= {512, 1024, 2048, 4096}
-        assert row.position_ids.tolist() == [i for length in lengths for i in range(length)]
-        asked = np.searchsorted(each, np.flatnonzero(row.answers != IGNORED), side="right") - 1
-        assert set(asked) == set(range(len(each))), "every document asks for a fact of its own"
