@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
-from sse_convert.checkpoints.teacher import SourceModel, Teacher
+from sse_convert.checkpoints.teacher import SourceModel, Teacher, source_view
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.mixers import (
     BUILT_IN,
@@ -244,22 +244,21 @@ def with_layers_of(checkpoint: Path | str, recipe: Recipe) -> Recipe:
     if not files.model_type.startswith(SSE_PREFIX):
         return recipe
     stored = stored_mixers(converted_field(files))
-    if recipe.layers.select is not None and recipe.layers.select.by == "heads":
-        names = expand_pattern(recipe.layers, {**BUILT_IN, **recipe.mixers}, len(stored))
-        among = {i: mixer for i, mixer in enumerate(stored) if names[i] != FULL}
-        heads = {i: FULL if mixer is None else list(getattr(mixer, BY_LAYER, [])) for i, mixer in among.items()}
-        select = dc.replace(recipe.layers.select, chosen={i: kept for i, kept in heads.items() if kept})
-        return dc.replace(recipe, layers=dc.replace(recipe.layers, select=select))
-    choice = open_choice(recipe, len(stored))
-    assert choice is not None, "the caller asks for open recipes alone"
-    layers = [i for i in choice.among if stored[i] is None]
-    if len(layers) != choice.keep:
+    select, choice = recipe.layers.select, open_choice(recipe, len(stored), source_view(files).separable_heads)
+    assert select is not None, "the caller asks for open recipes alone"
+    assert choice is not None, "an open recipe has a choice"
+    layers = {i for i, mixer in enumerate(stored) if mixer is None}
+    heads = {
+        (i, head) for i, mixer in enumerate(stored) for head in getattr(mixer, BY_LAYER, ()) if select.by == "heads"
+    }
+    kept = [unit for unit in choice.units if unit // choice.span in layers or divmod(unit, choice.span) in heads]
+    if len(kept) != choice.keep:
         raise RecipeError(
-            f"{files.name} keeps {len(layers)} of {len(choice.among)} layers as softmax",
+            f"{files.name} keeps {len(kept)} of {len(choice.units)} {select.by} as softmax",
             expected=f"{choice.keep}, which layers.select asks for",
             fix="use the recipe that made the checkpoint, or convert the model anew with this one",
         )
-    return chosen_recipe(recipe, layers)
+    return chosen_recipe(recipe, kept, choice)
 
 
 def match_recipe(recipe: Recipe, files: CheckpointFiles) -> Match:

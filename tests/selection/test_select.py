@@ -88,6 +88,9 @@ def test_a_layer_of_which_all_heads_are_kept_converts_to_a_softmax_layer(tmp_pat
     assert mixers[2] is None
     assert mixers[0].full_heads == (1,)
     assert with_layers_of(tmp_path / "converted", asked).layers == chosen.layers
+    share = recipe_from_dict({**data, "layers": {"select": {"keep": "10%", "by": "heads"}}})
+    with pytest.raises(RecipeError, match="keeps 4 of 18 heads as softmax"):
+        with_layers_of(tmp_path / "converted", share)
 
 
 def test_files(done, tmp_path):
