@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -28,7 +29,7 @@ def draw_gains(speed: dict[str, Any], png: Path) -> None:
         speed: content of `hybrid_h200.json`.
         png: file to write.
     """
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    figure = Figure(figsize=(6.6, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, 2)
     names = {"teacher": ("softmax attention", "softmax"), "hybrid-kv": ("hybrid, 4 of 5 layers SSE", "hybrid")}
@@ -44,13 +45,14 @@ def draw_gains(speed: dict[str, Any], png: Path) -> None:
         axis.set_xscale("log", base=2)
         axis.set_xticks(contexts, [f"{context // 1024}K" for context in contexts])
         axis.set(xlabel="tokens of context", ylim=(0, None))
-        axis.legend(fontsize=8)
         axis.grid(alpha=0.25)
-    axes[0].set(title="Memory: one sequence, Qwen3-0.6B shape", ylabel="GB of cache and state")
-    axes[1].set(title="Speed: generation, Qwen3-0.6B shape", ylabel="tokens per second")
-    figure.supxlabel("one NVIDIA H200", fontsize=8)
-    figure.savefig(png, dpi=110, metadata={"Software": None})
+    axes[0].set(title="Memory, one sequence", ylabel="GB of cache and state")
+    axes[1].set(title="Speed of generation", ylabel="tokens per second")
+    figure.suptitle("Qwen3-0.6B shape, one NVIDIA H200", fontsize=12)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.savefig(png, dpi=150, metadata={"Software": None})
 
 
 if __name__ == "__main__":
-    draw_gains(json.loads(SPEED.read_text(encoding="utf-8")), GAINS)
+    with rc_context({"font.size": 12}):  # to be read on a phone, where the figure is 360 px wide
+        draw_gains(json.loads(SPEED.read_text(encoding="utf-8")), GAINS)

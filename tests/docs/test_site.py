@@ -58,3 +58,11 @@ def test_the_search_works_from_disk(site: Path) -> None:
     with open_browser() as browser, shown(browser, site / "index.html", width=1280) as tab:
         tab.page.goto(f"{(site / 'index.html').as_uri()}?q=decay")
         tab.page.wait_for_selector(".md-search-result__item", state="attached")
+
+
+@needs_browser
+def test_no_page_scrolls_sideways_on_a_phone(site: Path) -> None:
+    with open_browser() as browser, shown(browser, site / "index.html", width=390) as tab:
+        for page in sorted(site.rglob("*.html")):
+            tab.page.goto(page.as_uri())
+            assert tab.value("document.documentElement.scrollWidth") == 390, page
