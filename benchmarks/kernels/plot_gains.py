@@ -22,6 +22,7 @@ STYLES = {"softmax": "#444444", "hybrid": "#0072b2"}
 """colours"""
 
 
+@rc_context({"font.size": 12})  # to be read on a phone, where the figure is 360 px wide
 def draw_gains(speed: dict[str, Any], png: Path) -> None:
     """Memory and speed of a 0.6B shape by context.
 
@@ -48,11 +49,10 @@ def draw_gains(speed: dict[str, Any], png: Path) -> None:
         axis.grid(alpha=0.25)
     axes[0].set(title="Memory, one sequence", ylabel="GB of cache and state")
     axes[1].set(title="Speed of generation", ylabel="tokens per second")
-    figure.suptitle("Qwen3-0.6B shape, one NVIDIA H200", fontsize=12)
+    figure.suptitle("Qwen3-0.6B shape, one NVIDIA H200")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.savefig(png, dpi=150, metadata={"Software": None})
 
 
 if __name__ == "__main__":
-    with rc_context({"font.size": 12}):  # to be read on a phone, where the figure is 360 px wide
-        draw_gains(json.loads(SPEED.read_text(encoding="utf-8")), GAINS)
+    draw_gains(json.loads(SPEED.read_text(encoding="utf-8")), GAINS)
