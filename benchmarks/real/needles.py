@@ -1,4 +1,8 @@
-"""Needles and KL of one model by teacher forcing. A needle counts where every token of its answer is the likeliest."""
+"""Needles and KL of one model by teacher forcing. A needle counts where every digit of its answer is the likeliest.
+
+The space before a number is given where it is a token of its own: whether a model writes `is 12` or `is: 12` says
+nothing of what it remembers.
+"""
 
 import dataclasses as dc
 import random
@@ -43,7 +47,7 @@ class Row:
 
     ids: list[int]
     answer: int
-    """tokens of the answer, the last ones"""
+    """tokens of the number, the last ones"""
     fact: range
     """where the asked fact stands"""
 
@@ -85,7 +89,8 @@ class Judge:
             out += body[last:cut]
             at, last = (len(out) if i == asked else at), cut
             out += fact
-        return Row([*out, *body[last:], *tail, *answer], len(answer), range(at, at + len(facts[asked])))
+        space = answer[:1] == self.ids(" ")
+        return Row([*out, *body[last:], *tail, *answer], len(answer) - space, range(at, at + len(facts[asked])))
 
     def _body(self, task: str, room: int, rng: random.Random, texts: Sequence[list[int]]) -> list[int]:
         if task == "noise":

@@ -139,7 +139,6 @@ def main() -> None:
     if arguments.watched:
         watched(arguments.watched, path, arguments)
         return
-    arguments.work.mkdir(parents=True, exist_ok=True)
     prepare(arguments, path)
     result = {"command": shlex.join(["python", *sys.argv]), "commit": arguments.commit, **surroundings(), "parts": {}}
     for part in arguments.parts:

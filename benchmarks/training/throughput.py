@@ -238,6 +238,7 @@ def figures(found: dict[str, Any], recipe: Recipe, loss: str, gpus: int, *, soft
 def prepare(arguments: argparse.Namespace, path: Path) -> None:
     """Make text, teacher and converted checkpoint, unless they are there, and the recipe."""
     work, done = arguments.work, arguments.work / "converted"
+    work.mkdir(parents=True, exist_ok=True)
     if not done.is_dir():
         if arguments.tokenizer:
             tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)

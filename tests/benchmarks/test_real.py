@@ -28,7 +28,8 @@ def test_a_row_has_its_length_its_fact_and_its_answer(task: str) -> None:
         letters = "".join(map(chr, row.ids))
         answer, fact = letters[-row.answer :], letters[row.fact.start : row.fact.stop]
         assert len(row.ids) == 1500
-        assert fact.endswith(f" is:{answer}.")
+        assert letters.endswith(f" is {answer}")
+        assert fact.endswith(f" is: {answer}.")
         key = fact.removeprefix(" One of the special magic numbers for ").split(" ")[0]
         assert f"The special magic number for {key} mentioned" in letters[-120:]
         assert letters.count("One of the special magic numbers") == TASKS[task]
