@@ -27,8 +27,13 @@ def usual_way(costs: Costs, gpus: int) -> Way | None:
     chosen = next((way for gib in USUAL_GIB if (way := costs.way(gpus, gib)) is not None), None)
     if chosen is None:
         return None
-    same = (w for w in costs.ways if (w.gpus, w.how, w.overrides) == (gpus, chosen.how, chosen.overrides))
-    return min(same, key=lambda way: way.gib)
+    return least_memory(costs, chosen)
+
+
+def least_memory(costs: Costs, way: Way) -> Way:
+    """The same way on GPUs of the least usual memory that it takes."""
+    same = [w for w in costs.ways if (w.gpus, w.how, w.overrides) == (way.gpus, way.how, way.overrides)]
+    return min([*same, way], key=lambda way: way.gib)
 
 
 def fewest_gpus(costs: Costs) -> Way | None:

@@ -35,7 +35,7 @@ from sse_convert.recipe.recommended import (
 from sse_convert.report import TextReport, time_in_words
 from sse_convert.surgery.budget import forward_flops
 from sse_convert.surgery.costs import Way, way_on
-from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words
+from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, least_memory
 from sse_convert.surgery.cpu_speed import forward_flops_per_second
 from sse_convert.surgery.memory import GIB, USABLE
 from sse_convert.surgery.plan import geometry_of, make_plan
@@ -216,7 +216,7 @@ def write_new_recipe(
     write_text(target, made.text)
     choice = made.plan.choice
     assert choice is not None
-    needs = "" if made.way is None else f"; needs {gpus_in_words(made.way)}"
+    needs = "" if made.way is None else f"; needs {gpus_in_words(least_memory(made.plan.costs, made.way))}"
     lines = [
         f"wrote {target}: {choice.keep} of {len(choice.among)} {choice.what} to be chosen{needs}",
         *told,

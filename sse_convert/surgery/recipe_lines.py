@@ -7,7 +7,7 @@ from sse_convert.recipe import Recipe
 from sse_convert.recipe.recommended import MIXER, STATE_HEADS, ModelSizes, budgets, recommended_mixer
 from sse_convert.recipe.units import format_count
 from sse_convert.report import format_flow, format_number, time_in_words
-from sse_convert.surgery.costs_report import gpus_in_words, launch_command
+from sse_convert.surgery.costs_report import gpus_in_words, launch_command, least_memory
 from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.plan_report import StageRow
 from sse_convert.surgery.recipe_text import MOST_PASSES
@@ -93,9 +93,11 @@ def _takes(made: NewRecipe) -> list[str]:
     if way is None:
         return ["Takes: more memory than the GPUs that it was written for have, by the estimate of `plan`."]
     how = "" if way.how == "as it is" else f" ({way.how})"
-    used = f"{way.bytes / GIB:.1f} GiB of each used; {_time(way.gpu_hours + choice.gpu_hours + way.gpus * way.beside)}"
+    least = least_memory(made.plan.costs, way)
+    used = f"{way.bytes / GIB:.1f} GiB of each used" + f" where it has {way.gib}" * (way.gib > least.gib)
+    time = _time(way.gpu_hours + choice.gpu_hours + way.gpus * way.beside)
     return [
-        f"Takes: {gpus_in_words(way)}{how}, {used}.",
+        f"Takes: {gpus_in_words(least)}{how}, {used}; {time}.",
         "       GPU time is that of `plan`, if several GPUs lose nothing; below, with activations computed once.",
     ]
 

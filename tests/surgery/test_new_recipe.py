@@ -53,6 +53,8 @@ def test_rows_become_as_long_as_the_machine_holds():
     assert lengths[141] == 32768 > lengths[12] >= 2048
     assert all(new.fits for new in rows.values())
     assert "Takes: 1 GPU of 12 GiB or more, " in rows[12].text
+    assert "Takes: 1 GPU of 24 GiB or more, " in rows[141].text  # as `plan` says, not what it was written on
+    assert "GiB of each used where it has 141; " in rows[141].text
     _, small = made("qwen3-14b", Machine(1, 24))
     assert not small.fits
     assert small.recipe.stages[-1].seq_len == 2048

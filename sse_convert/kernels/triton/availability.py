@@ -64,8 +64,11 @@ def _heads(widths: Widths) -> str:
 
 @contextlib.contextmanager
 def _waiting_allowed() -> Iterator[None]:
-    """Let the host wait for the device, also where a caller's debug mode forbids it to."""
+    """Let the host wait for the device, also where a caller's debug mode forbids it to. Torch warns where it is set."""
     mode = torch.cuda.get_sync_debug_mode()
+    if not mode:
+        yield
+        return
     torch.cuda.set_sync_debug_mode("default")
     try:
         yield

@@ -43,7 +43,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: pytest.fail("torch would warn"))
     monkeypatch.setattr(selfcheck, "self_check", lambda device, delta, widths: None)
     return monkeypatch
 
