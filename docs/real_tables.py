@@ -12,8 +12,8 @@ LENGTHS = (1024, 2048, 4096, 8192)
 TASKS = {"noise": "in noise", "book": "in a book", "one of four": "one of four"}
 CHOICES = ("all", "none", "layers", "select", "refined", "attention at 8,192")
 """of heads, as the table shows them"""
-ELSEWHERE = ("9 heads", "GDN", "GLA", "windows of 256", "64M tokens", "130M tokens", "3 partitions")
-"""words in the names of trainings that the first page leaves to the page of results"""
+COUNTS = {"digits": "", "with the space": ", with the space"}
+"""what counts as a needle found -> how a row says so"""
 Entry = Mapping[str, Any]
 """what a report says of one choice of heads, or of one training"""
 
@@ -24,8 +24,8 @@ def heads() -> str:
 
 
 def heads_of_two() -> str:
-    """The same of a teacher with two KV heads a layer."""
-    return _heads("heads_coder.json", (1024, 4096, 8192))
+    """KL of a teacher with two KV heads a layer. Its needles were counted with the space, which it does not write."""
+    return _heads("heads_coder.json", ())
 
 
 def _heads(name: str, lengths: Sequence[int]) -> str:
@@ -35,8 +35,9 @@ def _heads(name: str, lengths: Sequence[int]) -> str:
             kept = report["kv_heads"] if plan["kept"] is None else len(plan["kept"])
             words = f"{plan['choice']}, {kept} heads" if plan["kept"] else plan["choice"]
             kl = ", ".join(f"{plan['kl'][length]:.3f}" for length in ("2048", "8192"))
-            lines.append((words, f"{kept / report['kv_heads']:.0%}", *_found(plan, lengths), kl))
-    names = (f"{words}, {_places(lengths)}" for words in TASKS.values())
+            needles = _found(plan, lengths) if lengths else []
+            lines.append((words, f"{kept / report['kv_heads']:.0%}", *needles, kl))
+    names = _tasks(lengths) if lengths else []
     return "\n".join(table(("what sees the whole row", "growing cache", *names, "KL, 2K, 8K"), lines))
 
 
@@ -46,18 +47,41 @@ def none_kept() -> str:
     for trial in sorted(_trials(), key=lambda trial: (_tokens(trial), -trial["kl"]["2048"])):
         words = f"{trial['lever']}, {trial['cache_mb']} MB"
         lines.append((words, _millions(trial), *_found(trial, LENGTHS), f"{trial['kl']['2048']:.3f}"))
-    names = (f"{words}, 1K 2K 4K 8K" for words in TASKS.values())
-    return "\n".join(table(("every layer, and its cache", "tokens", *names, "KL, 2K"), lines))
+    return "\n".join(table(("every layer, and its cache", "tokens", *_tasks(LENGTHS), "KL, 2K"), lines))
 
 
-def mixed() -> str:
-    """Needles and KL of trainings that keep some heads, by what was kept and what the other heads are."""
-    return _mixed(LENGTHS)
+def digits() -> str:
+    """Needles of SmolLM2 and of a conversion, by what counts as found."""
+    return _digits(LENGTHS, tuple(COUNTS))
 
 
 def first_page() -> str:
-    """The same at the shortest and the longest rows, without those of nine heads, other rules and other windows."""
-    return _mixed((LENGTHS[0], LENGTHS[-1]), without=ELSEWHERE)
+    """The digits at the shortest and the longest rows."""
+    return _digits((LENGTHS[0], LENGTHS[-1]), ("digits",))
+
+
+def _digits(lengths: Sequence[int], counts: Sequence[str]) -> str:
+    models, lines = _load("digits_smollm2.json")["models"], []
+    whole = models[0]["cache_bytes"]["8192"]
+    for count in counts:
+        for model in models:
+            needles = {key: {"right": found[count], "of": found["of"]} for key, found in model["needles"].items()}
+            found = _found({"needles": needles}, lengths)
+            lines.append((model["name"] + COUNTS[count], _size(model, whole), *found, _nats(model["kl"]["2048"])))
+    return "\n".join(table(("what stays softmax; the others", "cache at 8K", *_tasks(lengths), "KL, 2K"), lines))
+
+
+def coder() -> str:
+    """Programs that pass, needles and KL of the second teacher and its conversions."""
+    models, lines, lengths = _load("coder.json")["models"], [], (1024, 4096, 16384)
+    whole = models[0]["cache_bytes"]["8192"]
+    for model in models:
+        passed = ", ".join(f"{found['passed']} of {found['of']}" for found in model["programs"].values())
+        kl = ", ".join(_nats(model["kl"][length]) for length in ("2048", "8192"))
+        *_, of_four = _found(model, lengths)
+        lines.append((model["name"], _size(model, whole), passed, of_four, kl))
+    names = ("HumanEval, MBPP", f"one of four, {_places(lengths)}", "KL, 2K, 8K")
+    return "\n".join(table(("what stays softmax; the others", "cache at 8K", *names), lines))
 
 
 def decoding() -> str:
@@ -84,23 +108,20 @@ def decoding() -> str:
     return "\n".join(table(("context, what stays softmax; the others", "cache of a row", *names), lines))
 
 
-def _mixed(lengths: Sequence[int], without: Sequence[str] = ()) -> str:
+def mixed() -> str:
+    """KL of trainings that keep some heads, by what was kept and what the other heads are."""
     report = _load("mixed_smollm2.json")
     whole = report["teacher"]["cache_bytes"]["8192"]
-    lines = [("the teacher", f"{whole / 1e6:.0f} MB", *_found(_teacher(), lengths), "0")]
+    lines = []
     for trial in sorted(_pooled(), key=lambda trial: trial["kl"]):
-        if any(words in trial["lever"] for words in without):
-            continue
-        cache, seeds = trial["cache_bytes"]["8192"], trial["seeds"]
+        seeds = trial["seeds"]
         words = f"{trial['lever']}, {seeds} seeds" if seeds > 1 else trial["lever"]
-        size = f"{cache / 1e6:.0f} MB, {cache / whole:.0%}"
-        lines.append((words, size, *_found(trial, lengths), f"{trial['kl']:.3f}"))
-    names = (f"{words}, {_places(lengths)}" for words in TASKS.values())
-    return "\n".join(table(("what stays softmax; the others", "cache at 8K", *names, "KL, 2K"), lines))
+        lines.append((words, _size(trial, whole), _nats(trial["kl"])))
+    return "\n".join(table(("what stays softmax; the others", "cache at 8K", "KL, 2K"), lines))
 
 
 def _pooled() -> list[dict[str, Any]]:
-    """Trainings with kept heads, those that differ in their seed as one: needles added up, the mean KL."""
+    """Trainings with kept heads, those that differ in their seed as one, with their mean KL at 2K."""
     found: dict[str, list[Entry]] = {}
     for trial in _load("mixed_smollm2.json")["trials"]:
         found.setdefault(trial["lever"], []).append(trial)
@@ -110,10 +131,6 @@ def _pooled() -> list[dict[str, Any]]:
             "seeds": len(trials),
             "cache_bytes": trials[0]["cache_bytes"],
             "kl": sum(trial["kl"]["2048"] for trial in trials) / len(trials),
-            "needles": {
-                name: {part: sum(trial["needles"][name][part] for trial in trials) for part in ("right", "of")}
-                for name in trials[0]["needles"]
-            },
         }
         for lever, trials in found.items()
     ]
@@ -134,6 +151,20 @@ def _tokens(trial: Entry) -> int:
 
 def _millions(trial: Entry) -> str:
     return f"{_tokens(trial) / 1e6:.0f}M"
+
+
+def _size(entry: Entry, whole: int) -> str:
+    """Bytes of a row's cache at 8K, and their share of the teacher's."""
+    cache = entry["cache_bytes"]["8192"]
+    return f"{cache / 1e6:.0f} MB" + (f", {cache / whole:.0%}" if cache < whole else "")
+
+
+def _nats(kl: float) -> str:
+    return f"{kl:.3f}" if kl else "0"
+
+
+def _tasks(lengths: Sequence[int]) -> list[str]:
+    return [f"{words}, {_places(lengths)}" for words in TASKS.values()]
 
 
 def _places(lengths: Sequence[int]) -> str:
@@ -160,5 +191,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "real-none": none_kept,
     "real-mixed": mixed,
     "real-first": first_page,
+    "real-digits": digits,
+    "real-coder": coder,
     "real-decoding": decoding,
 }
