@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Annotated, Any, ParamSpec
@@ -157,7 +158,9 @@ def reporting_errors(main: Callable[P, None]) -> Callable[P, int]:
 
 
 def hush_libraries() -> None:
-    """Without a terminal, no progress bars of the libraries; ours know by themselves. Call before they are imported."""
+    """No warnings that no user can act on; without a terminal, no progress bars of the libraries, as ours know by
+    themselves. Call before they are imported."""
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # of torch.compile; products are in bf16
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers follows it too
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from sse_convert import __version__, api, errors
 from sse_convert.cli import runner
 from sse_convert.cli.app import app
 from sse_convert.cli.commands import described
-from sse_convert.cli.runner import EXIT_CODES, reporting_errors, run_app
+from sse_convert.cli.runner import EXIT_CODES, hush_libraries, reporting_errors, run_app
 from sse_convert.kernels.dispatch import BACKENDS
 from sse_convert.recipe.presets import preset_names
 from sse_convert.report import TextReport, found_before
@@ -552,3 +553,12 @@ def test_a_bad_recipe_lists_its_problems(capsys, tmp_path):
     code, answer = run_json(capsys, "plan", str(path), "--set", "stages.0.tokens=1e6")
     assert code == 3
     assert len(answer["error"]["problems"]) == 3
+
+
+def test_nobody_is_told_of_formats_that_no_product_uses() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        hush_libraries()
+        warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.")
+        warnings.warn("anything else")
+    assert [str(one.message) for one in told] == ["anything else"]
