@@ -559,6 +559,8 @@ def test_nobody_is_told_of_formats_that_no_product_uses() -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         hush_libraries()
-        warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.")
-        warnings.warn("anything else")
+        warnings.warn(
+            "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled.", stacklevel=1
+        )
+        warnings.warn("anything else", stacklevel=1)
     assert [str(one.message) for one in told] == ["anything else"]
