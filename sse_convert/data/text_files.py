@@ -9,6 +9,7 @@ import contextlib
 import dataclasses as dc
 import json
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from sse_convert.report import format_bytes
 
 TEXT_SUFFIXES = (".txt", ".md")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
+CODE_SUFFIXES = (
+    *(".c", ".cc", ".cpp", ".cs", ".cu", ".go", ".h", ".hpp", ".hs", ".java", ".jl", ".js", ".jsx", ".kt", ".lua"),
+    *(".php", ".pl", ".py", ".r", ".rb", ".rs", ".scala", ".sh", ".sql", ".swift", ".ts", ".tsx"),
+)
+"""source code, which a folder is read for as well"""
 OTHER_FORMATS = (
     ".json",
     ".csv",
@@ -45,6 +51,8 @@ UNIT_ROWS = 4
 SMALLEST_UNIT_BYTES = 2048
 LARGEST_RECORD = 64 << 20
 """bytes of a line of .jsonl, or of a value of .parquet"""
+_KINDS = 4
+"""of files that are not read, as a line names them"""
 _BLOCK = 8 << 20
 _LOOK_AHEAD = 4096
 _BOM = codecs.BOM_UTF8
@@ -56,7 +64,8 @@ def unit_bytes(seq_len: int) -> int:
 
 
 def find_files(path: Path) -> list[Path]:
-    """The file itself, or the text files of a folder and its subfolders in name order; `~` is the user's own folder.
+    """The file itself, or the text and source files of a folder and its subfolders in name order; `~` is the user's own
+    folder. Hidden files and folders inside it are left out, and source files that are empty.
 
     Raises:
         DataError: the path does not exist, the folder has no file of a known kind, or a file is empty.
@@ -84,12 +93,35 @@ def _named(path: Path) -> list[Path]:
             expected="a file or a folder",
             fix="correct the source's path, which starts at the folder that the command runs in",
         )
-    files = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    files = [file for file in _inside(path) if _is_read(file)]
     if not files:
         raise DataError(
-            f"{path} holds no text", expected=f"files ending in {', '.join(SUFFIXES)}", fix="add text or correct path"
+            f"{path} holds no text",
+            expected=f"files ending in {', '.join(SUFFIXES)}, or source code",
+            fix="add text or correct path",
         )
     return files
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Files of a folder and its subfolders in name order, without hidden ones."""
+    found = (p for p in folder.rglob("*") if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+    return sorted(p for p in found if p.is_file())
+
+
+def _is_read(file: Path) -> bool:
+    return file.suffix in SUFFIXES or (file.suffix.lower() in CODE_SUFFIXES and file.stat().st_size > 0)
+
+
+def passed_over(path: Path) -> list[str]:
+    """A line on the files of a folder that are not read, by how they end; none where all are."""
+    files = _inside(path.expanduser()) if path.expanduser().is_dir() else []
+    kinds = Counter(file.suffix or file.name for file in files if not _is_read(file) and file.stat().st_size > 0)
+    if not kinds:
+        return []
+    told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(_KINDS))
+    more = f" and {len(kinds) - _KINDS} other kinds" if len(kinds) > _KINDS else ""
+    return [f"not read of {path}: {told}{more}"]
 
 
 def missing(path: Path) -> str:

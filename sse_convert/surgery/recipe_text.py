@@ -12,7 +12,7 @@ from sse_convert.data.columns import column_keys, source_keys, text_columns
 from sse_convert.data.documents import Document, Encoder
 from sse_convert.data.hub_datasets import first_example
 from sse_convert.data.rows import is_local, open_files
-from sse_convert.data.text_files import BYTES_PER_TOKEN, find_files
+from sse_convert.data.text_files import BYTES_PER_TOKEN, find_files, passed_over
 from sse_convert.errors import DataError, HubError
 from sse_convert.recipe.schema import Source
 
@@ -169,6 +169,7 @@ class _Reader:
                     expected="a text file, a folder of them, or a hub dataset such as emozilla/pg19",
                     fix="correct the path",
                 )
+            remarks += passed_over(Path(path))
             files += [(source, self._tokens(Source(**source))) for source in self._sources(path.rstrip("/") or "/")]
         if not files:
             return _Given(tuple(others), None, 1.0, tuple(remarks))

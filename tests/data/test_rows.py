@@ -17,7 +17,7 @@ from sse_convert.data.hub_datasets import HubTable
 from sse_convert.data.packing import IGNORED, Cursor, Packer
 from sse_convert.data.rows import check_sources
 from sse_convert.data.teacher_samples import CACHE_VARIABLE, cache_folder
-from sse_convert.data.text_files import TextFiles, find_files
+from sse_convert.data.text_files import TextFiles, find_files, passed_over
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Needles, Source
 from tests.fake_hub import FakeHub
@@ -89,6 +89,29 @@ def test_documents_end_with_eos_and_start_with_bos(bos_tokenizer, tmp_path):
         assert ids[0] == 1
         assert ids[-1] == 0
         assert 0 not in ids[1:-1]
+
+
+def test_a_folder_of_source_code_is_read_without_what_is_hidden_or_empty(tmp_path):
+    names = [
+        "README.md",
+        "main.py",
+        "src/Main.java",
+        "src/__init__.py",
+        ".venv/lib.py",
+        "src/.git/hook.sh",
+        "table.csv",
+        "LICENSE",
+    ]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("" if name.endswith("__init__.py") else "text")
+    assert [str(file.relative_to(tmp_path)) for file in find_files(tmp_path)] == [
+        "README.md",
+        "main.py",
+        "src/Main.java",
+    ]
+    assert passed_over(tmp_path) == [f"not read of {tmp_path}: 1 LICENSE, 1 .csv"]
+    assert passed_over(tmp_path / "src") == passed_over(tmp_path / "main.py") == []
 
 
 def test_long_documents_are_cut_into_pieces_that_join_up(tokenizer, text_folder):

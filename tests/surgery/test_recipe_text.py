@@ -88,6 +88,7 @@ KINDS = {
     "chats of many turns": [("a.jsonl", "chat of many")],
     "chats in parquet": [("a.parquet", "chat")],
     "a folder": [("a/1.txt", ""), ("a/2.txt", "")],
+    "a folder of code": [("a/1.py", ""), ("a/b/2.java", ""), ("a/README.md", "")],
     "a folder of chats": [("a/1.jsonl", "chat"), ("a/b/2.jsonl", "chat of many")],
     "a folder of all": [("a/1.jsonl", "chat"), ("a/2.txt", ""), ("a/3.parquet", "text"), ("a/4.jsonl", "other")],
 }
@@ -186,6 +187,12 @@ def test_a_model_that_chats_says_where_chats_are_missing():
     assert "this text has no conversations" in "\n".join(
         api.recipes_new(teacher(APPENDS), NEW, text=[write("a.txt")]).lines()
     )
+
+
+def test_files_of_a_folder_that_are_not_read_are_told():
+    write("code/main.py")
+    write("code/scan.csv")
+    assert "not read of code: 1 .csv" in api.recipes_new(teacher(), NEW, text=["code"]).lines()
 
 
 @pytest.mark.parametrize(("name", "kind"), [("a.txt", ""), ("a.jsonl", "text"), ("a.parquet", "text")])
