@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 
 from sse_convert import api
-from sse_convert.checkpoints.load_model import load_model, load_tokenizer
+from sse_convert.checkpoints.load_model import load_model, tokenizer_of
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.console import progress
 from sse_convert.evaluation.evaluate import measure_model
 from sse_convert.evaluation.tasks import make_tasks
 from sse_convert.recipe import Recipe, load_recipe
 from sse_convert.report import table
-from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.job import Job
 
 HERE = Path(__file__).parent
 SETTINGS = [
@@ -45,8 +45,8 @@ def main() -> None:
     cases = {"nowhere": []} | {f"in layer {i}": [i] for i in layers} | {"everywhere": layers}
     cases |= {f"everywhere but layer {i}": [j for j in layers if j != i] for i in layers}
     recipe = windows_in(layers)
-    teacher = open_teacher(recipe.model)
-    tasks = make_tasks(recipe, load_tokenizer(recipe.model), teacher.config.vocab_size)
+    job = Job.of(recipe)
+    tasks = make_tasks(job, tokenizer_of(job.files()))
     results = []
     with tempfile.TemporaryDirectory() as folder, progress("knocking out layers", len(cases) * tasks.steps) as bar:
         for name, chosen in cases.items():
@@ -55,7 +55,7 @@ def main() -> None:
                 source = str(Path(folder) / name.replace(" ", "-"))
                 api.convert(windows_in(chosen), Path(source))
             model = load_model(source, dtype=torch.float32)
-            scores = measure_model(model, tasks, name=name, sizes=geometry_of(teacher), bar=bar)
+            scores = measure_model(model, tasks, name=name, sizes=job.geometry(), bar=bar)
             results.append({"windows": name, "loss": scores.held_out[0].loss, **scores.needles[0].total.to_dict()})
     print(
         "\n".join(

@@ -60,16 +60,15 @@ def demo(recipe: Recipe, out: Path) -> dict[str, Any]:
 def measure_untrained(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
     """Figures of a checkpoint on the held-out text and needles that the recipe's evaluation uses."""
     from sse_convert.checkpoints.load_model import load_model, load_tokenizer, pick_device
-    from sse_convert.checkpoints.teacher import open_teacher
     from sse_convert.evaluation.evaluate import measure_model
     from sse_convert.evaluation.tasks import make_tasks
-    from sse_convert.surgery.plan import geometry_of
+    from sse_convert.surgery.job import Job
 
-    teacher = open_teacher(recipe.model)
-    tasks = make_tasks(recipe, load_tokenizer(checkpoint), teacher.config.vocab_size)
+    job = Job.of(recipe)
+    tasks = make_tasks(job, load_tokenizer(checkpoint))
     model = load_model(checkpoint, device=str(pick_device())).float()
     with progress("evaluating the untrained conversion", tasks.steps) as bar:
-        return measure_model(model, tasks, name=str(checkpoint), sizes=geometry_of(teacher), bar=bar).to_dict()
+        return measure_model(model, tasks, name=str(checkpoint), sizes=job.geometry(), bar=bar).to_dict()
 
 
 def lines(result: dict[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from teacher_data import load
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.console import progress
 from sse_convert.data.needle import load_words
 from sse_convert.data.rows import RowReader
@@ -140,7 +141,8 @@ def measure(
 def own_text(teacher: Path, tokenizer: PreTrainedTokenizerBase, rows: int, length: int) -> torch.Tensor:
     """Text [rows, length] sampled from the teacher, the same the demo's `kind: teacher` source gives."""
     source = Source(kind="teacher", rows=rows, length=length)
-    reader = RowReader([source], tokenizer, length, 0, role="valid", teacher=SamplingTeacher(str(teacher)))
+    own = SamplingTeacher(str(teacher), None, lambda: open_checkpoint(teacher))
+    reader = RowReader([source], tokenizer, length, 0, role="valid", teacher=own)
     return torch.from_numpy(np.stack([row.input_ids for row in reader.rows()])).long()
 
 

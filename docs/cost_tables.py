@@ -9,6 +9,7 @@ from docs.markdown import shown
 from sse_convert.recipe import load_recipe
 from sse_convert.report import format_bytes, format_number
 from sse_convert.surgery.costs_report import time_in_words
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.plan_report import Plan
@@ -37,7 +38,7 @@ MACHINES = ((1, 24), (1, 80), (8, 80), (8, 141))
 def planned(model: str) -> Plan:
     """The plan of a model by its configuration alone."""
     name, changes = MODELS[model]
-    return make_plan(load_recipe(name), teacher=teacher_from_config(model_config(name, changes), model))
+    return make_plan(Job.of(load_recipe(name), lambda *_: teacher_from_config(model_config(name, changes), model)))
 
 
 def machines() -> str:

@@ -10,9 +10,9 @@ A recipe's way from the command line to the training loop, each the caller of th
 
     cli.app                      reads the arguments of `sse-convert run`
     api.run                      reads and checks the recipe
-    pipeline.run_recipe          opens the teacher, checks everything, runs the steps
-    training.stage.run_stage     checks one stage's inputs, finds what is finished
-    training.stage._StageRun     loads the models, restores, trains
+    pipeline.run_recipe          makes the job, which opens the teacher, checks everything, runs the steps
+    training.stage.run_stage     settles one stage, finds what is finished
+    training.attempt.Attempt     loads the models, restores, trains
     training.loop.train          steps: forward and backward, optimizer, log, checkpoint
 """
 
@@ -27,14 +27,14 @@ import yaml
 from accelerate import Accelerator
 
 from sse_convert.calibration.calibrate import calibrate_checkpoint
-from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity, read_stage_record
+from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity, read_stage_record, write_sealed
 from sse_convert.checkpoints.manifest import EDITABLE, add_to_manifest, changed_files, read_manifest
 from sse_convert.checkpoints.manifest import FILE as MANIFEST
-from sse_convert.checkpoints.output_folder import check_output, move_folder
+from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.output_folder import check_output, move_folder, set_aside
 from sse_convert.checkpoints.provenance import FILE as PROVENANCE
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.checkpoints.run_lock import run_lock
-from sse_convert.checkpoints.teacher import Teacher, open_teacher
 from sse_convert.console import say
 from sse_convert.data.overlap import overlap
 from sse_convert.data.rows import check_sources, text_digests
@@ -55,13 +55,13 @@ from sse_convert.selection.automatic import choice_inputs, choose_layers
 from sse_convert.selection.team import Team
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.guessing_teacher import guessing_teacher
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.plan import make_plan
 from sse_convert.training.compiling import kept_code
-from sse_convert.training.extend import set_aside
+from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import make_accelerator
 from sse_convert.training.stage import run_stage
-from sse_convert.training.stage_inputs import check_stage
-from sse_convert.training.stage_record import finished, refuse_changes, write_record
+from sse_convert.training.stage_record import finished, record_of, refuse_changes
 
 _MADE = ".made"
 """folder in that of the export step, where the result is until the step is recorded"""
@@ -112,19 +112,19 @@ def run_recipe(recipe: Recipe, *, resume: bool = True) -> RunReport:
             folder exists, VerificationError if the exported model is destroyed (what came of the steps is printed
             first).
     """
+    job = Job.of(recipe)
     steps = _Steps(Path(recipe.export.dir), make_accelerator(recipe.train))
-    teacher = open_teacher(recipe.model, recipe.revision)
-    warnings = _check(draft_recipe(recipe, teacher.num_layers, teacher.separable_heads), teacher, steps, resume)
+    warnings = _check(job, steps, resume)
     with _opened(steps):
-        recipe = _chosen(recipe, teacher, steps)
-        folder = _initial(recipe, teacher, steps)
+        job = dc.replace(job, recipe=_chosen(job, steps))
+        folder = _initial(job, steps)
         for stage in recipe.stages:
             target = steps.announce(stage.name)
-            report = run_stage(recipe, stage, folder, target, later=steps.later())
+            report = run_stage(job, stage, folder, target, steps.accelerator, later=steps.later())
             steps.add(stage.name, target, report.to_dict(), report.lines(), already_done=report.already_done)
             folder = target
-        figures = _measure(recipe, folder, steps)
-        _export(recipe, folder, figures, steps)
+        figures = _measure(job, folder, steps)
+        _export(job, folder, figures, steps)
     verdict = None if figures is None else read_evaluation(figures).verdict()
     result = RunReport(out=str(steps.out), steps=tuple(steps.done), verdict=verdict, warnings=tuple(warnings))
     _require_sound(result, steps)
@@ -140,13 +140,14 @@ def _require_sound(result: RunReport, steps: "_Steps") -> None:
         result.verdict.require_sound(f"lower the stages' lr or lengthen their warmup; the model is in {result.out}")
 
 
-def _check(recipe: Recipe, teacher: Teacher, steps: "_Steps", resume: bool) -> list[str]:
+def _check(job: Job, steps: "_Steps", resume: bool) -> list[str]:
     """What can be found wrong before the first step: the recipe, the text, the processes, the folders.
 
     Returns:
         What looks wrong and does not stop the run.
     """
-    out, root, accelerator = steps.out, steps.root, steps.accelerator
+    teacher, out, root, accelerator = job.teacher(), steps.out, steps.root, steps.accelerator
+    recipe = draft_recipe(job.recipe, teacher.num_layers, teacher.separable_heads)
     if not resume and root.exists():
         raise OutputError(
             f"{root} holds an earlier run", expected="no earlier run", fix="delete it, or run with --resume"
@@ -156,10 +157,10 @@ def _check(recipe: Recipe, teacher: Teacher, steps: "_Steps", resume: bool) -> l
             f"{out} exists", expected="a folder that does not exist yet", fix="change export.dir, or remove the folder"
         )
     for stage in recipe.stages:
-        check_stage(recipe, stage, accelerator)
-    make_plan(recipe, teacher=teacher)
+        Schedule.of(stage).check_processes(accelerator.num_processes // stage.context_parallel)
+    make_plan(job)
     check_sources([*recipe.data.train, *recipe.data.valid])
-    check_texts(recipe, teacher)
+    check_texts(job)
     warnings = overlap(recipe.data.train, recipe.data.valid)
     if accelerator.is_main_process:
         if not any(root.glob(f"*/{STAGE_FILE}")):
@@ -210,19 +211,19 @@ def _remove_step(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _chosen(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Recipe:
+def _chosen(job: Job, steps: "_Steps") -> Recipe:
     """The recipe with the layers chosen that `layers.select` leaves open, or that an earlier run chose as it says.
 
     Raises:
         TrainingError: an earlier run chose other layers.
     """
+    recipe, teacher = job.recipe, job.teacher()
     asked = _as_asked(recipe, steps)
     if (choice := open_choice(asked, teacher.num_layers, teacher.separable_heads)) is None:
         return recipe
-    inputs = choice_inputs(asked, teacher)
-    team = Team.of(steps.accelerator)
+    open_job, team = dc.replace(job, recipe=asked), Team.of(steps.accelerator)
     folder = steps.alone(
-        "select", inputs, lambda at: choose_layers(asked, at, teacher, team), helped=True, resumes=True
+        "select", choice_inputs(open_job), lambda at: choose_layers(open_job, at, team), helped=True, resumes=True
     )
     found = chosen_recipe(asked, read_stage_record(folder)["report"]["choices"][0]["kept"], choice)
     if asked is not recipe:
@@ -239,38 +240,34 @@ def _as_asked(recipe: Recipe, steps: "_Steps") -> Recipe:
     return dc.replace(recipe, layers=dc.replace(recipe.layers, select=select))
 
 
-def _initial(recipe: Recipe, teacher: Teacher, steps: "_Steps") -> Path:
+def _initial(job: Job, steps: "_Steps") -> Path:
     """Convert and calibrate; the folder that training starts from."""
-    inputs = _convert_inputs(recipe)
-    converted = steps.alone("convert", inputs, lambda at: convert_checkpoint(recipe, at, teacher=teacher))
-    if not recipe.calibrate.enabled:
+    converted = steps.alone("convert", _convert_inputs(job), lambda at: convert_checkpoint(job, at))
+    if not job.recipe.calibrate.enabled:
         return converted
-    inputs = _calibrate_inputs(recipe, converted)
-    return steps.alone("calibrate", inputs, lambda at: calibrate_checkpoint(recipe, converted, at))
+    inputs = _calibrate_inputs(job.recipe, converted)
+    return steps.alone("calibrate", inputs, lambda at: calibrate_checkpoint(job, converted, at))
 
 
-def _measure(recipe: Recipe, folder: Path, steps: "_Steps") -> Path | None:
+def _measure(job: Job, folder: Path, steps: "_Steps") -> Path | None:
     """The eval step; the file of its report, or None where nothing is asked for."""
-    if not measures(recipe):
+    if not measures(job.recipe):
         return None
 
     def write(at: Path) -> Report:
         """Figures in a folder that does not count as finished; by the main process, if others help."""
-        evaluator = Evaluator(recipe)
-        if steps.accelerator.is_main_process:
-            at.mkdir(parents=True)
-        report = evaluator.report(folder)
+        report = Evaluator(job).report(open_checkpoint(folder))
         if steps.accelerator.is_main_process:
             with found_before(report):
                 write_json(at / EVALUATION_FILE, report.to_dict())
         return report
 
-    helped = splits_rows(recipe)
-    measured = steps.alone("eval", _eval_inputs(recipe, folder), write, helped=helped, result=EVALUATION_FILE)
+    helped = splits_rows(job.recipe)
+    measured = steps.alone("eval", _eval_inputs(job, folder), write, helped=helped, result=EVALUATION_FILE)
     return measured / EVALUATION_FILE
 
 
-def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Steps") -> None:
+def _export(job: Job, checkpoint: Path, figures: Path | None, steps: "_Steps") -> None:
     """The export step: the result is made and recorded in the step's own folder, then moved to `export.dir`.
 
     So a result without its record, which a later start would have to refuse, never lies there. The recipe stays beside
@@ -278,17 +275,17 @@ def _export(recipe: Recipe, checkpoint: Path, figures: Path | None, steps: "_Ste
     """
 
     def write(folder: Path) -> Report:
-        report = export_checkpoint(recipe, checkpoint, folder / _MADE / steps.out.name, evaluation=figures)
+        report = export_checkpoint(job, checkpoint, folder / _MADE / steps.out.name, evaluation=figures)
         return dc.replace(report, out=steps.out)
 
-    inputs = {"checkpoint": checkpoint_identity(checkpoint), "export": dc.asdict(recipe.export)}
+    inputs = {"checkpoint": checkpoint_identity(checkpoint), "export": dc.asdict(job.recipe.export)}
     if figures is not None:
         inputs["eval"] = checkpoint_identity(figures.parent)
     made = steps.alone("export", inputs, write) / _MADE
     if steps.done[-1]["already_done"] and steps.out.exists():  # every process, so that none waits for one that failed
         _require_whole(steps.out)
     if steps.accelerator.is_main_process:
-        write_text(steps.root / RECIPE, yaml.safe_dump(recipe.to_dict(), sort_keys=False))
+        write_text(steps.root / RECIPE, yaml.safe_dump(job.recipe.to_dict(), sort_keys=False))
     if steps.accelerator.is_main_process and made.exists():
         if (made / steps.out.name).exists():
             move_folder(made / steps.out.name, steps.out)
@@ -397,7 +394,7 @@ class _Steps:
                 report = action(folder)
                 lines = [*report.lines(), *([f"report: {folder / result}"] if result else [])]
             if self.accelerator.is_main_process:
-                write_record(folder, inputs, report.to_dict(), name=_UNFINISHED)
+                write_sealed(folder / _UNFINISHED, record_of(inputs, report.to_dict()))
                 add_to_manifest(folder, STAGE_FILE, folder / _UNFINISHED)
                 (folder / _UNFINISHED).rename(folder / STAGE_FILE)  # from here on the step is finished
             self.accelerator.wait_for_everyone()
@@ -406,15 +403,15 @@ class _Steps:
         return folder
 
 
-def _convert_inputs(recipe: Recipe) -> dict[str, Any]:
-    layers = dc.asdict(recipe.layers)
+def _convert_inputs(job: Job) -> dict[str, Any]:
+    layers = dc.asdict(job.recipe.layers)
     if layers["select"] is None:  # as in runs of versions without it, which go on
         del layers["select"]
     return {
-        "model": checkpoint_identity(recipe.model, recipe.revision),
+        "model": job.identity,
         "layers": layers,
-        "mixers": {name: dc.asdict(mixer) for name, mixer in recipe.mixers.items()},
-        "train": {"seed": recipe.train.seed},
+        "mixers": {name: dc.asdict(mixer) for name, mixer in job.recipe.mixers.items()},
+        "train": {"seed": job.recipe.train.seed},
     }
 
 
@@ -429,15 +426,12 @@ def _calibrate_inputs(recipe: Recipe, source: Path) -> dict[str, Any]:
     }
 
 
-def _eval_inputs(recipe: Recipe, checkpoint: Path) -> dict[str, Any]:
+def _eval_inputs(job: Job, checkpoint: Path) -> dict[str, Any]:
+    data = job.recipe.data
     return {
         "checkpoint": checkpoint_identity(checkpoint),
-        "model": checkpoint_identity(recipe.model, recipe.revision),
-        "eval": dc.asdict(recipe.eval),
-        "data": {
-            "valid": [dc.asdict(source) for source in recipe.data.valid],
-            "seed": recipe.data.seed,
-            "words": recipe.data.needles.words,
-        },
-        "text": text_digests(recipe.data.valid),
+        "model": job.identity,
+        "eval": dc.asdict(job.recipe.eval),
+        "data": {"valid": dc.asdict(data)["valid"], "seed": data.seed, "words": data.needles.words},
+        "text": text_digests(data.valid),
     }

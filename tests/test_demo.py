@@ -40,6 +40,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """16 documents of 256 tokens sampled from the teacher."""
     from transformers import AutoTokenizer
 
+    from sse_convert.checkpoints.open import open_checkpoint
     from sse_convert.data.rows import RowReader
     from sse_convert.data.teacher_samples import SamplingTeacher
     from sse_convert.recipe.schema import Source
@@ -52,7 +53,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
             256,
             0,
             role="valid",
-            teacher=SamplingTeacher(str(TEACHER)),
+            teacher=SamplingTeacher(str(TEACHER), None, lambda: open_checkpoint(TEACHER)),
         )
         return [row.input_ids.tolist() for row in reader.rows()]
 

@@ -16,6 +16,7 @@ from sse_convert.errors import CheckpointError
 from sse_convert.modeling.architectures import IMAGE_TEXT, has_experts
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery.convert import convert_layers
+from sse_convert.surgery.job import Job
 from tests.modeling.tiny_images import IMAGE_MODELS, image_prompts, tiny_image_source, unless_broken
 from tests.surgery.models import recipe, recipe_data, save_teacher, tokens
 from tests.test_family_travel import ELSEWHERE, TWO_STEPS, does, elsewhere
@@ -40,7 +41,7 @@ def test_a_checkpoint_with_older_names_and_fields_converts(tmp_path: Path) -> No
     assert report.unused_tensors == []
     api.verify(tmp_path / "converted", teacher=source)
     rows = [{"input_ids": tokens(), "position_ids": torch.arange(24).expand(2, -1)}]
-    calibrate_checkpoint(settings, tmp_path / "converted", tmp_path / "calibrated", rows=rows)
+    calibrate_checkpoint(Job.of(settings), tmp_path / "converted", tmp_path / "calibrated", rows=rows)
     api.verify(tmp_path / "calibrated", teacher=source)
     teacher = open_teacher(source)
     convert_layers(teacher, ["full"] * teacher.num_layers, {}, tmp_path / "same", recipe=settings)

@@ -19,6 +19,7 @@ from sse_convert.evaluation.harness import _refuse_functions
 from sse_convert.export.export import export_checkpoint
 from sse_convert.export.push import check_folder
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.trust import OPTION, trust_code, trusts_code
 from tests.surgery.models import recipe, save_source
 
@@ -62,8 +63,8 @@ def edit(path: Path, key: str, value: object) -> None:
 def exported(teacher, tmp_path):
     """The teacher, converted and exported."""
     made = recipe(teacher, layers={"pattern": ["sliding", "full"]}, mixers={})
-    convert_checkpoint(made, tmp_path / "hybrid")
-    export_checkpoint(made, tmp_path / "hybrid", tmp_path / "out")
+    convert_checkpoint(Job.of(made), tmp_path / "hybrid")
+    export_checkpoint(Job.of(made), tmp_path / "hybrid", tmp_path / "out")
     return tmp_path / "out"
 
 

@@ -21,6 +21,8 @@ from sse_convert.console import say
 from sse_convert.evaluation.throughput import allocated_cache_bytes
 from sse_convert.files import write_json
 from sse_convert.recipe import Recipe, load_recipe
+from sse_convert.surgery.job import Job
+from sse_convert.training.setup import make_accelerator
 from sse_convert.training.stage import run_stage
 
 MIXER = "mixers.sse+sliding"
@@ -93,8 +95,9 @@ def measure(recipe: Recipe, work: Path, options: argparse.Namespace) -> dict[str
         if not (work / "calibrated").exists():
             api.calibrate(recipe, last, out=work / "calibrated")
         last = work / "calibrated"
+    job, accelerator = Job.of(recipe), make_accelerator(recipe.train)
     for stage in recipe.stages:
-        report = run_stage(recipe, stage, last, work / stage.name)
+        report = run_stage(job, stage, last, work / stage.name, accelerator)
         stages.append(
             {"name": stage.name, "tokens": report.tokens, "seq_len": stage.seq_len, "seconds": round(report.seconds, 1)}
         )

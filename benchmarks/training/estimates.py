@@ -20,8 +20,8 @@ from sse_convert.recipe import recipe_from_dict, resolve
 from sse_convert.recipe.presets import preset_text
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.surgery.budget import Geometry, Mixers
+from sse_convert.surgery.geometry import geometry_of
 from sse_convert.surgery.memory import Processes
-from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.speed import gpu_hours, training_flops
 from sse_convert.surgery.stage_memory import stage_memory
 from tests.model_configs import model_config

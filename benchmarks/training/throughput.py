@@ -63,7 +63,7 @@ from sse_convert.modeling.head import Head
 from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.overrides import apply_overrides
 from sse_convert.recipe.schema import Recipe
-from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.geometry import geometry_of
 from sse_convert.surgery.speed import training_flops
 from sse_convert.training.compiling import compile_layers
 from sse_convert.training.losses import linear_cross_entropy, linear_kl

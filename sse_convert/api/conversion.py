@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of, shell_command
+from sse_convert.api.recipes import RecipeLike, job_of, read_recipe, shell_command
 from sse_convert.console import progress
 from sse_convert.recipe import Recipe
 from sse_convert.recipe.choosing import is_open
@@ -34,11 +34,13 @@ def plan(recipe: RecipeLike, *, overrides: Sequence[str] | None = None) -> "Plan
     """
     command = shell_command(recipe, overrides)
     recipe = read_recipe(recipe, overrides)
+    from sse_convert.checkpoints.config_only import open_for_planning
     from sse_convert.surgery.cpu_speed import cpu_alone
+    from sse_convert.surgery.job import Job
     from sse_convert.surgery.plan import make_plan
     from sse_convert.surgery.text_notes import text_notes
 
-    made = make_plan(recipe, cpu=cpu_alone())
+    made = make_plan(Job.of(recipe, open_for_planning), cpu=cpu_alone())
     return dc.replace(made, command=command, notes=[*made.notes, *text_notes(recipe.data)])
 
 
@@ -79,22 +81,15 @@ def select(
     """
     with progress("opening the model", 1):
         recipe = source if isinstance(source, Recipe) else recipe_or_model(source, list(overrides or ()))
-        from sse_convert.checkpoints.teacher import open_teacher
         from sse_convert.selection.from_recipe import settings_for
         from sse_convert.selection.select import select_layers
+        from sse_convert.surgery.job import Job
 
-        teacher = open_teacher(recipe.model, recipe.revision)
-        probed, settings = settings_for(
-            recipe,
-            teacher,
-            keep=keep,
-            tokens=tokens,
-            length=length,
-            samples=samples,
-            device=device,
+        job, settings = settings_for(
+            Job.of(recipe), keep=keep, tokens=tokens, length=length, samples=samples, device=device
         )
     own = None if text is None else Path(text)
-    return select_layers(probed, Path(out), settings, text=own, device=device, teacher=teacher, try_teacher=True)
+    return select_layers(job, Path(out), settings, text=own, device=device, try_teacher=True)
 
 
 def convert(
@@ -126,19 +121,16 @@ def convert(
     """
     recipe, out = read_recipe(recipe, overrides), Path(out)
     from sse_convert.checkpoints.output_folder import check_output
-    from sse_convert.checkpoints.teacher import open_teacher
     from sse_convert.surgery.convert import convert_checkpoint
+    from sse_convert.surgery.job import Job
 
     check_output(out)
-    chosen = is_open(recipe)
-    teacher = open_teacher(recipe.model, recipe.revision)
+    chosen, job = is_open(recipe), Job.of(recipe)
     if chosen:
         from sse_convert.selection.automatic import choose_for_conversion
 
-        recipe = choose_for_conversion(recipe, out, teacher)
-    return convert_checkpoint(
-        recipe, out, teacher=teacher, link=link, check=check, defer_digests=defer_digests, try_teacher=not chosen
-    )
+        job = choose_for_conversion(job, out)
+    return convert_checkpoint(job, out, link=link, check=check, defer_digests=defer_digests, try_teacher=not chosen)
 
 
 def calibrate(
@@ -159,10 +151,10 @@ def calibrate(
         DataError: the text cannot be used.
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
-    recipe = recipe_of(checkpoint, recipe, overrides)
+    job = job_of(checkpoint, recipe, overrides)
     from sse_convert.calibration.calibrate import calibrate_checkpoint
 
-    return calibrate_checkpoint(recipe, Path(checkpoint), Path(out), try_teacher=True)
+    return calibrate_checkpoint(job, Path(checkpoint), Path(out), try_teacher=True)
 
 
 def dequantize(model: Path | str, out: Path | str, *, revision: str | None = None) -> "DequantizeReport":

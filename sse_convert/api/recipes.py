@@ -4,12 +4,16 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sse_convert.recipe import Recipe, load_recipe
 from sse_convert.recipe.choosing import is_open
 from sse_convert.recipe.jsonschema import json_schema
 from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, preset_summary, preset_text
 from sse_convert.report import TextReport, table
+
+if TYPE_CHECKING:
+    from sse_convert.surgery.job import Job
 
 RecipeLike = Recipe | Path | str
 """a recipe, a recipe file, or the name of a packaged recipe"""
@@ -101,14 +105,13 @@ def read_recipe(recipe: RecipeLike, overrides: Sequence[str] | None) -> Recipe:
     return recipe if isinstance(recipe, Recipe) else load_recipe(recipe, list(overrides or ()))
 
 
-def recipe_of(checkpoint: Path | str, recipe: RecipeLike, overrides: Sequence[str] | None) -> Recipe:
-    """The recipe of a checkpoint: what `layers.select` chose is what the checkpoint keeps."""
+def job_of(checkpoint: Path | str, recipe: RecipeLike, overrides: Sequence[str] | None) -> "Job":
+    """The job of a checkpoint: what `layers.select` of the recipe chose is what the checkpoint keeps."""
     found = read_recipe(recipe, overrides)
-    if not is_open(found):
-        return found
     from sse_convert.surgery.compatibility import with_layers_of
+    from sse_convert.surgery.job import Job
 
-    return with_layers_of(checkpoint, found)
+    return Job.of(with_layers_of(checkpoint, found) if is_open(found) else found)
 
 
 def shell_command(recipe: RecipeLike, overrides: Sequence[str] | None) -> str:

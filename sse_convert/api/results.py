@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sse_convert.api.recipes import RecipeLike, recipe_of
+from sse_convert.api.recipes import RecipeLike, job_of
 from sse_convert.doctor import DoctorReport, diagnose
 
 if TYPE_CHECKING:
@@ -157,10 +157,10 @@ def export(
             weights, or it cannot be read.
         OutputError: `out` exists or cannot be written; nothing is left behind.
     """
-    recipe = recipe_of(checkpoint, recipe, overrides)
+    job = job_of(checkpoint, recipe, overrides)
     from sse_convert.export.export import export_checkpoint
 
-    return export_checkpoint(recipe, checkpoint, Path(out), evaluation=evaluation, delta=delta)
+    return export_checkpoint(job, checkpoint, Path(out), evaluation=evaluation, delta=delta)
 
 
 def join(checkpoint: Path | str, out: Path | str, *, teacher: Path | None = None) -> "JoinReport":

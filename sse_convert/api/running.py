@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sse_convert.api.recipes import RecipeLike, read_recipe, recipe_of
+from sse_convert.api.recipes import RecipeLike, job_of, read_recipe
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.loader import problems_error
 
@@ -93,10 +93,13 @@ def _stage(
     name: str | None,
     overrides: Sequence[str] | None,
 ) -> "StageReport":
-    recipe = recipe_of(checkpoint, recipe, overrides)
+    job = job_of(checkpoint, recipe, overrides)
+    from sse_convert.surgery.guessing_teacher import warn_of_guessing_copy
+    from sse_convert.training.setup import make_accelerator
     from sse_convert.training.stage import pick_stage, run_stage
 
-    return run_stage(recipe, pick_stage(recipe, loss, name), Path(checkpoint), Path(out), try_teacher=True)
+    stage, accelerator = pick_stage(job.recipe, loss, name), make_accelerator(job.recipe.train)
+    return run_stage(job, stage, checkpoint, Path(out), accelerator, before=warn_of_guessing_copy)
 
 
 def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: bool = True) -> "RunReport":
@@ -154,7 +157,7 @@ def evaluate(
     from sse_convert.files import check_result
 
     check_result(out)
-    recipe = recipe_of(checkpoint, recipe, overrides)
+    job = job_of(checkpoint, recipe, overrides)
     from sse_convert.evaluation.evaluate import evaluate_checkpoint
 
-    return evaluate_checkpoint(recipe, checkpoint, out=out, device=device)
+    return evaluate_checkpoint(job, checkpoint, out=out, device=device)

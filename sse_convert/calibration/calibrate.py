@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
 from sse_convert.calibration.initial_values import branch_windows, decay_values, output_scale, state_half_lives
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
-from sse_convert.checkpoints.load_model import pick_device
+from sse_convert.checkpoints.load_model import pick_device, tokenizer_of
 from sse_convert.checkpoints.manifest import inherited_records, write_manifest
 from sse_convert.checkpoints.open import CONFIG, INDEX, CheckpointFiles, whole_checkpoint
 from sse_convert.checkpoints.output_folder import check_output, new_folder, place
@@ -46,6 +46,7 @@ from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.report import FieldsReport, table
 from sse_convert.surgery.compatibility import calibration_problems, match_recipe
 from sse_convert.surgery.guessing_teacher import guesses_of
+from sse_convert.surgery.job import Job
 
 _LEFT = "their decays and scales stay as convert set them"
 
@@ -88,7 +89,7 @@ def _range(bounds: tuple[float, float] | None) -> str:
 
 
 def calibrate_checkpoint(
-    recipe: Recipe,
+    job: Job,
     checkpoint: Path,
     out: Path,
     *,
@@ -98,11 +99,12 @@ def calibrate_checkpoint(
     """Calibrate a converted checkpoint into a new folder. Other arguments and errors as of `api.calibrate`.
 
     Args:
+        job: recipe and model.
         rows: batches with `input_ids` and `position_ids` [B, T]; unset takes `calibrate.rows` rows of the recipe's
             training text.
         try_teacher: warn first of a teacher that guesses.
     """
-    out = Path(out)
+    recipe, out = job.recipe, Path(out)
     check_output(out)
     files = whole_checkpoint(checkpoint)
     teacher = source_view(files)
@@ -110,7 +112,7 @@ def calibrate_checkpoint(
     device = pick_device()
     model = load_as_teacher(teacher)
     model.to(device)
-    batches = _taken(_batches(recipe, files.folder, model) if rows is None else rows, recipe.calibrate.rows, device)
+    batches = _taken(_batches(job, files, model) if rows is None else rows, recipe.calibrate.rows, device)
     if try_teacher:
         for warning in guesses_of(model, batches[0]):
             say(f"warning: {warning}")
@@ -266,18 +268,17 @@ def _student(
     return student.to(like.device, like.dtype)
 
 
-def _batches(recipe: Recipe, folder: Path, model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
+def _batches(job: Job, files: CheckpointFiles, model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
     """Rows of the recipe's training text, one per batch."""
-    from sse_convert.checkpoints.load_model import load_tokenizer
-    from sse_convert.data import RowReader, SamplingTeacher, stack
+    from sse_convert.data import RowReader, stack
 
     reader = RowReader(
-        recipe.data.train,
-        load_tokenizer(folder),
-        recipe.calibrate.seq_len,
-        recipe.data.seed,
-        needles=recipe.data.needles,
-        teacher=SamplingTeacher(recipe.model, recipe.revision),
+        job.recipe.data.train,
+        tokenizer_of(files),
+        job.recipe.calibrate.seq_len,
+        job.recipe.data.seed,
+        needles=job.recipe.data.needles,
+        teacher=job.sampler,
         vocab_size=decoder_config(model.config).vocab_size,
     )
     return (stack([row]) for row in reader.rows())

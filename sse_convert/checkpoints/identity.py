@@ -19,7 +19,7 @@ _RECORD = {"inputs", "hash", "report", "tool_version"}
 
 def data_digest(data: Any) -> str:
     """SHA-256 of JSON-ready data."""
-    return hashlib.sha256(json.dumps(json_ready(data), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def write_sealed(path: Path, data: dict[str, Any]) -> None:

@@ -64,13 +64,12 @@ def device_name(device: "torch.device") -> str:
 
 
 def load_model(
-    source: str | Path, *, revision: str | None = None, device: str | None = None, dtype: "torch.dtype | None" = None
+    source: str | Path | CheckpointFiles, *, device: str | None = None, dtype: "torch.dtype | None" = None
 ) -> "PreTrainedModel":
     """A teacher or a converted model in evaluation mode.
 
     Args:
-        source: folder or hub id.
-        revision: hub revision.
+        source: folder or hub id, or the opened checkpoint.
         device: unset picks the accelerator, or the CPU.
         dtype: type of the weights; unset keeps the stored one.
 
@@ -80,21 +79,22 @@ def load_model(
         HardwareError: the device does not exist here.
     """
     place = pick_device(device)
-    folder = download(open_checkpoint(source, revision)).folder
+    files = download(source if isinstance(source, CheckpointFiles) else open_checkpoint(source))
     from transformers import GenerationConfig
 
     from sse_convert.modeling.auto import load_pretrained
 
-    if (folder / GENERATION).is_file():
-        with refusing(f"{folder / GENERATION} cannot be used", expected="settings of generate", fix=DOWNLOAD_AGAIN):
-            GenerationConfig.from_pretrained(folder)
-    with progress(f"loading {folder.name}", 1):
-        model = load_pretrained(folder, dtype=dtype, device=place)
-    _check_token_ids(model, source)
+    settings = files.folder / GENERATION
+    if settings.is_file():
+        with refusing(f"{settings} cannot be used", expected="settings of generate", fix=DOWNLOAD_AGAIN):
+            GenerationConfig.from_pretrained(files.folder)
+    with progress(f"loading {files.folder.name}", 1):
+        model = load_pretrained(files.folder, dtype=dtype, device=place)
+    _check_token_ids(model, files.name)
     return model
 
 
-def _check_token_ids(model: Any, source: str | Path) -> None:
+def _check_token_ids(model: Any, source: str) -> None:
     """Make sure that the tokens at which generation begins, ends and pads are numbers.
 
     Raises:
@@ -112,14 +112,14 @@ def _check_token_ids(model: Any, source: str | Path) -> None:
                 )
 
 
-def load_tokenizer(source: str | Path, revision: str | None = None) -> "PreTrainedTokenizerBase":
+def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
     """The tokenizer stored with a checkpoint.
 
     Raises:
         CheckpointError: there is none.
         HubError: the hub refused or cannot be reached.
     """
-    return tokenizer_of(open_checkpoint(source, revision))
+    return tokenizer_of(open_checkpoint(source))
 
 
 def tokenizer_of(files: CheckpointFiles) -> "PreTrainedTokenizerBase":

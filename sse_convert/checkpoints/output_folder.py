@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -111,6 +111,26 @@ def move_folder(folder: Path, out: Path) -> None:
                 copy_folder(folder, partial)
         sync_folder(out.parent)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def set_aside(folder: Path, later: Sequence[Path]) -> Path:
+    """Move a finished stage and what was made from it into a folder of their own beside it, the stage last: killed in
+    between, the next start does the rest.
+
+    Args:
+        folder: of the stage.
+        later: what was made from it; the newest is moved first.
+
+    Returns:
+        Where they are now.
+    """
+    names = (f"outdated-{folder.name}", *(f"outdated-{folder.name}-{i}" for i in range(2, 1000)))
+    place = next(place for name in names if not ((place := folder.with_name(name)) / folder.name).exists())
+    place.mkdir(exist_ok=True)
+    for path in (*reversed(later), folder):
+        shutil.move(path, place / path.name)
+    sync_folder(folder.parent)
+    return place
 
 
 def remove_partial(out: Path) -> None:

@@ -122,14 +122,7 @@ def as_teacher(files: CheckpointFiles) -> Teacher:
     _check_kind(files, spec)
     config = build_source_config(files.config, files.name)
     check_sharing(config, files.name)
-    teacher = Teacher(
-        name=files.name,
-        files=files,
-        spec=spec.of(config),
-        config=config,
-        dims=attention_dims(config),
-        stored_prefix=_stored_prefix(files, spec),
-    )
+    teacher = _described(files, spec, config)
     _check_tensors(teacher)
     _check_vocabulary(teacher)
     return teacher
@@ -145,20 +138,25 @@ def source_view(files: CheckpointFiles) -> Teacher:
     raw = source_fields(files.config)
     config = build_source_config(raw, files.name)
     kept = {name: info for name, info in files.tensors.items() if not is_new_tensor(name)}
-    view = Teacher(
-        name=files.name,
-        files=dc.replace(files, config=raw, tensors=kept),
-        spec=spec.of(config),
-        config=config,
-        dims=attention_dims(config),
-        stored_prefix=_stored_prefix(files, spec),
-    )
+    view = _described(dc.replace(files, config=raw, tensors=kept), spec, config)
     try:
         _check_tensors(view)
     except CheckpointError:
         refuse_quantised(files)
         raise
     return view
+
+
+def _described(files: CheckpointFiles, spec: ArchSpec, config: Any) -> Teacher:
+    """An opened checkpoint of a family as its configuration describes it."""
+    return Teacher(
+        name=files.name,
+        files=files,
+        spec=spec.of(config),
+        config=config,
+        dims=attention_dims(config),
+        stored_prefix=_stored_prefix(files, spec),
+    )
 
 
 def is_new_tensor(name: str) -> bool:

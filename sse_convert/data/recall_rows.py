@@ -83,7 +83,7 @@ def crowding(seq_len: int, needles: Needles, tokenizer: "PreTrainedTokenizerBase
     """That training rows are too short to ask for half of the largest number of needles, so that more of them ask
     less, in words and with what a row drawn for a trial asks for; None if they are long enough."""
     count, room = min(max(needles.keys), len(words.train)), seq_len - len(beginning_ids(tokenizer))
-    for form, kind in itertools.product(needles.drawn_forms(), needles.kinds):
+    for form, kind in itertools.product(needles.drawn_forms, needles.kinds):
         draw = Draw(random.Random(0), count, kind, words.train, tokenizer)
         if (asked := len(_fitting(form, draw, room)[1])) < count / 2:
             return f"a row of {seq_len:,} tokens with {count:,} needles ({form}, {kind}) has room for {asked:,} of them"

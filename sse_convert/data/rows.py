@@ -217,7 +217,7 @@ class RowReader:
     def _try_needles(self) -> None:
         """Make one row of each form and kind now, so that rows that are too short are refused at the start."""
         if self._needles is not None:
-            for form, kind in itertools.product(self._needles.drawn_forms(), self._needles.kinds):
+            for form, kind in itertools.product(self._needles.drawn_forms, self._needles.kinds):
                 one = dc.replace(self._needles, forms={form: 1.0}, kinds=[kind], keys=[1])
                 recall_row(random.Random(0), [0] * self._seq_len, self._seq_len, one, self._tokenizer, self._words)
 

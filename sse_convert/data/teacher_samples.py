@@ -6,6 +6,7 @@ import json
 import os
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from filelock import FileLock
 
 from sse_convert.checkpoints.identity import checkpoint_identity
+from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.console import progress
 from sse_convert.data.documents import Document, Ids
 from sse_convert.files import replacing
@@ -40,8 +42,10 @@ class SamplingTeacher:
 
     model: str
     """hub id or local folder"""
-    revision: str | None = None
+    revision: str | None
     """hub revision"""
+    files: Callable[[], CheckpointFiles]
+    """the same, all of it on this machine; asked for when text is sampled"""
 
     def fingerprint(self) -> str:
         """Identity of the weights."""
@@ -55,18 +59,15 @@ class SamplingTeacher:
         """
         import torch
         from accelerate import PartialState
-        from transformers import AutoConfig, GenerationConfig
+        from transformers import GenerationConfig
 
         from sse_convert.checkpoints.weights import require_finite
         from sse_convert.modeling.auto import auto_class
 
-        device = PartialState().device
-        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-        config = AutoConfig.from_pretrained(self.model, revision=self.revision, trust_remote_code=trusts_code())
-        model: Any = auto_class(config.model_type).from_pretrained(
-            self.model,
-            revision=self.revision,
-            dtype=dtype,
+        device, files = PartialState().device, self.files()
+        model: Any = auto_class(files.model_type).from_pretrained(
+            files.folder,
+            dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
             trust_remote_code=trusts_code(),
             generation_config=GenerationConfig(),  # its own penalties and forbidden tokens are no part of its text
         )

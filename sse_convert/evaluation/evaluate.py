@@ -17,11 +17,10 @@ from sse_convert.checkpoints.load_model import (
     context_limit,
     device_name,
     load_model,
-    load_tokenizer,
     pick_device,
+    tokenizer_of,
 )
-from sse_convert.checkpoints.open import open_checkpoint
-from sse_convert.checkpoints.teacher import open_teacher
+from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
 from sse_convert.console import Bar, progress
 from sse_convert.evaluation.agreement import Comparison, TeacherStates
 from sse_convert.evaluation.figures import CacheSize, ModelScores, paired_gaps
@@ -40,7 +39,7 @@ from sse_convert.report import found_before
 from sse_convert.surgery.budget import Geometry, Mixers, cache_bytes, state_bytes, table_lengths
 from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.cpu_speed import fast_in_bfloat16
-from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.job import Job
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,7 +50,7 @@ TOKENS_PER_PASS_ELSEWHERE = 65536
 
 
 def evaluate_checkpoint(
-    recipe: Recipe,
+    job: Job,
     checkpoint: str | Path,
     *,
     out: Path | None = None,
@@ -65,10 +64,10 @@ def evaluate_checkpoint(
     Arguments and errors as of `api.evaluate`.
     """
     if (files := open_checkpoint(checkpoint)).model_type.startswith(SSE_PREFIX):
-        match_recipe(recipe, files)
-    main = meet_others(recipe)
-    evaluator = Evaluator(recipe, device)
-    report = found_by_all(recipe, main, lambda: evaluator.report(checkpoint))
+        match_recipe(job.recipe, files)
+    main = meet_others(job.recipe)
+    evaluator = Evaluator(job, device)
+    report = found_by_all(job.recipe, main, lambda: evaluator.report(files))
     if out is not None and main:
         with found_before(report):
             write_json(out, report.to_dict())
@@ -89,69 +88,62 @@ class Evaluator:
     """Measures a checkpoint beside its teacher, one after the other.
 
     Args:
-        recipe: as for `evaluate`.
+        job: recipe and teacher.
         device: as for `evaluate`.
 
     Raises:
         RecipeError, CheckpointError, HubError, HardwareError: see `evaluate`.
     """
 
-    def __init__(self, recipe: Recipe, device: str | None = None) -> None:
-        self._recipe = recipe
+    def __init__(self, job: Job, device: str | None = None) -> None:
+        self._job = job
         self._place = pick_device(device)
-        self._source = open_teacher(recipe.model, recipe.revision)
-        self._sizes = geometry_of(self._source)
-        self._context = context_limit(self._source.config)
-        check_lengths(recipe, self._context)
-        self._together = LongRows.of(recipe)
+        self._config = job.teacher().config
+        self._context = context_limit(self._config)
+        check_lengths(job.recipe, self._context)
+        self._together = LongRows.of(job.recipe)
 
-    def report(self, checkpoint: str | Path) -> EvalReport:
+    def report(self, checkpoint: CheckpointFiles) -> EvalReport:
         """Teacher and checkpoint.
 
         Args:
-            checkpoint: converted model, folder or hub id.
+            checkpoint: the opened converted model.
 
         Raises:
             CheckpointError, HubError, DataError: see `evaluate`.
         """
-        with memory_for(f"measuring {checkpoint}"):
-            return self._report(checkpoint)
-
-    def _report(self, checkpoint: str | Path) -> EvalReport:
-        vocabulary = decoder_config(self._source.config).vocab_size
-        tasks = make_tasks(self._recipe, load_tokenizer(checkpoint), vocabulary)
-        states = [TeacherStates() for _ in tasks.windows]
-        teacher, mixers = self._measure(tasks, self._recipe.model, self._recipe.revision, states)
-        watchers = [Comparison(windows, known) for windows, known in zip(tasks.windows, states, strict=True)]
-        student, own = self._measure(tasks, checkpoint, None, watchers)
+        with memory_for(f"measuring {checkpoint.name}"):
+            tasks = make_tasks(self._job, tokenizer_of(checkpoint))
+            states = [TeacherStates() for _ in tasks.windows]
+            teacher, mixers = self._measure(tasks, self._job.files(), states)
+            watchers = [Comparison(windows, known) for windows, known in zip(tasks.windows, states, strict=True)]
+            student, own = self._measure(tasks, checkpoint, watchers)
         return EvalReport(
             teacher=teacher,
             student=dc.replace(student, agreement=tuple(watcher.result() for watcher in watchers)),
             loss_gaps=paired_gaps(teacher, student),
-            cache=cache_table(self._sizes, mixers, own, tasks, self._context),
-            conditions={
-                **_conditions(self._recipe, self._context, self._place, self._dtype, tasks),
-                "vocab_size": vocabulary,
-            },
+            cache=cache_table(self._job.geometry(), mixers, own, tasks, self._context),
+            conditions=_conditions(self._job.recipe, self._context, self._place, self._dtype, tasks)
+            | {"vocab_size": self._job.teacher().text.vocab_size},
         )
 
     @property
     def _dtype(self) -> torch.dtype:
         """The teacher's stored one, but float32 on a CPU that is no faster in it, and for a model that is soon read."""
-        small = self._sizes.active_parameters < SMALL or not fast_in_bfloat16()
-        stored: torch.dtype = self._source.config.dtype or torch.float32
+        small = self._job.geometry().active_parameters < SMALL or not fast_in_bfloat16()
+        stored: torch.dtype = self._config.dtype or torch.float32
         return torch.float32 if self._place.type == "cpu" and small else stored
 
     def _measure(
-        self, tasks: Tasks, source: str | Path, revision: str | None, watchers: Sequence[TeacherStates | Comparison]
+        self, tasks: Tasks, files: CheckpointFiles, watchers: Sequence[TeacherStates | Comparison]
     ) -> tuple[ModelScores, Mixers]:
-        with progress(f"evaluating {Path(source).name}", tasks.steps) as bar:
-            model = load_model(source, revision=revision, device=str(self._place), dtype=self._dtype)
+        with progress(f"evaluating {Path(files.name).name}", tasks.steps) as bar:
+            model = load_model(files, device=str(self._place), dtype=self._dtype)
             scores = measure_model(
                 model,
                 tasks,
-                name=str(source),
-                sizes=self._sizes,
+                name=files.name,
+                sizes=self._job.geometry(),
                 bar=bar,
                 watchers=watchers,
                 together=self._together,

@@ -5,15 +5,14 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.checkpoints.load_model import tokenizer_of
-from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.data.needle import NeedleSample, load_words
 from sse_convert.data.rows import RowReader, is_local, stack
-from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import DataError, RecipeError
 from sse_convert.evaluation.harness import Harness, check_task_files
 from sse_convert.evaluation.perplexity import Windows, make_windows
 from sse_convert.evaluation.retrieval import needle_samples
 from sse_convert.recipe.schema import Recipe
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.positions import stretched_context
 
 if TYPE_CHECKING:
@@ -43,32 +42,31 @@ class Tasks:
         return rows + samples + len(self.speed_lengths) + (len(self.harness.names) if self.harness else 0)
 
 
-def make_tasks(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> Tasks:
+def make_tasks(job: Job, tokenizer: "PreTrainedTokenizerBase") -> Tasks:
     """Read the held-out text and plant the needles.
 
     Args:
-        recipe: `eval` and `data` are used.
+        job: `eval` and `data` of the recipe are used.
         tokenizer: the models' tokenizer.
-        vocab_size: rows of the embedding, to refuse a foreign tokenizer.
 
     Raises:
         DataError: there is no usable held-out text, or too little of it; or a task's data cannot be used.
         RecipeError: the lm-evaluation-harness does not know a task.
         DependencyError: a package of the extra `eval` is asked for and not installed.
     """
-    settings = recipe.eval
+    recipe, settings = job.recipe, job.recipe.eval
     harness = Harness(settings.lm_eval, recipe.model) if settings.lm_eval else None
     windows = []
     if settings.tokens:
         for length in window_lengths(recipe):
-            rows = stack(_rows(recipe, tokenizer, length, -(-settings.tokens // length), vocab_size))
+            rows = stack(_rows(job, tokenizer, length, -(-settings.tokens // length)))
             windows.append(make_windows(rows["input_ids"], tokenizer, rows["position_ids"]))
     needles: list[list[NeedleSample]] = []
     if settings.needle is not None:
         longest = max(settings.needle.lengths)
         row = max(window_lengths(recipe)) if settings.tokens else longest
         wanted = max(settings.tokens, 2 * longest)
-        text = stack(_rows(recipe, tokenizer, row, -(-wanted // row), vocab_size))["input_ids"].flatten().tolist()
+        text = stack(_rows(job, tokenizer, row, -(-wanted // row)))["input_ids"].flatten().tolist()
         special = set(tokenizer.all_special_ids)
         haystack = [token for token in text if token not in special]
         words = load_words(recipe.data.needles.words)
@@ -82,20 +80,19 @@ def make_tasks(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", vocab_size:
     )
 
 
-def check_texts(recipe: Recipe, teacher: Teacher) -> None:
+def check_texts(job: Job) -> None:
     """Make sure that held-out text and the files of words will do, before anything is trained.
 
     Text of a hub or of the teacher is left to the measurement: it is not here yet.
 
     Args:
-        recipe: `data` and `eval` are read.
-        teacher: whose tokenizer reads the text.
+        job: `data` and `eval` of the recipe are read, and the text by the model's tokenizer.
 
     Raises:
         DataError: the held-out text does not fill a row, or a file cannot be used.
         CheckpointError, HubError: the tokenizer cannot be loaded.
     """
-    settings = recipe.eval
+    recipe, settings = job.recipe, job.recipe.eval
     if settings.needle is not None or recipe.data.needles.share:
         load_words(recipe.data.needles.words)
     if settings.lm_eval is not None:
@@ -103,7 +100,7 @@ def check_texts(recipe: Recipe, teacher: Teacher) -> None:
     lengths = window_lengths(recipe) if settings.tokens else settings.needle.lengths if settings.needle else []
     if not lengths or not all(map(is_local, recipe.data.valid)):
         return
-    reader = RowReader(recipe.data.valid, tokenizer_of(teacher.files), max(lengths), recipe.data.seed, role="valid")
+    reader = RowReader(recipe.data.valid, tokenizer_of(job.files()), max(lengths), recipe.data.seed, role="valid")
     next(reader.rows())
 
 
@@ -114,15 +111,15 @@ def window_lengths(recipe: Recipe) -> list[int]:
     return [recipe.stages[-1].seq_len if recipe.stages else recipe.calibrate.seq_len]
 
 
-def _rows(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", length: int, count: int, vocab_size: int) -> list[Any]:
+def _rows(job: Job, tokenizer: "PreTrainedTokenizerBase", length: int, count: int) -> list[Any]:
     reader = RowReader(
-        recipe.data.valid,
+        job.recipe.data.valid,
         tokenizer,
         length,
-        recipe.data.seed,
+        job.recipe.data.seed,
         role="valid",
-        teacher=SamplingTeacher(recipe.model, recipe.revision),
-        vocab_size=vocab_size,
+        teacher=job.sampler,
+        vocab_size=job.teacher().text.vocab_size,
     )
     return list(itertools.islice(reader.rows(), count))
 

@@ -19,7 +19,7 @@ from sse_convert.checkpoints.open import CONFIG, CheckpointFiles, download, whol
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder
 from sse_convert.checkpoints.provenance import EXPORT, Provenance, read_provenance
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, ITEM_BYTES
-from sse_convert.checkpoints.teacher import Teacher, open_teacher, refuse_quantised
+from sse_convert.checkpoints.teacher import Teacher, refuse_quantised
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.evaluation.report import EvalReport
 from sse_convert.export.card import CARD, EVALUATION, model_card
@@ -35,6 +35,7 @@ from sse_convert.report import FieldsReport, format_bytes, format_number
 from sse_convert.results.collect import RECIPE
 from sse_convert.results.stored_evaluation import read_evaluation
 from sse_convert.surgery.compatibility import match_recipe
+from sse_convert.surgery.job import Job
 
 _STORED = {name: stored for stored, name in FLOAT_DTYPES.items()}
 
@@ -79,7 +80,7 @@ class ExportReport(FieldsReport):
 
 
 def export_checkpoint(
-    recipe: Recipe,
+    job: Job,
     checkpoint: str | Path,
     out: Path,
     *,
@@ -91,15 +92,16 @@ def export_checkpoint(
     """Write the final folder of a converted checkpoint. Other arguments and errors as of `api.export`.
 
     Args:
+        job: recipe and model.
         dtype: keep (the teacher's, tensor by tensor), float32, bfloat16 or float16.
         shard_bytes: of the largest shard; a larger tensor gets a shard of its own.
     """
-    out = Path(out)
+    recipe, out = job.recipe, Path(out)
     check_output(out)
     files = download(whole_checkpoint(checkpoint))
     _check(files, recipe)
     choice, delta = dtype or recipe.export.dtype, delta or recipe.export.delta
-    teacher = open_teacher(recipe.model, recipe.revision) if choice == "keep" or delta else None
+    teacher = job.teacher() if choice == "keep" or delta else None
     if small := delta and teacher:
         files = in_teachers_words(files, small)
     target, dtypes = _target_dtypes(files, teacher, choice)

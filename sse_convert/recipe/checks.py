@@ -205,7 +205,7 @@ def _needles(needles: Needles) -> Iterator[Problem]:
                 yield Problem(("forms", form), f"was retired; {', '.join(FORM_WEIGHTS)} are left: remove it")
         elif form not in FORM_WEIGHTS:
             yield Problem(("forms", form), "unknown form" + suggest(form, FORM_WEIGHTS))
-    if not needles.drawn_forms():
+    if not needles.drawn_forms:
         yield Problem(("forms",), f"no form has a weight above 0; weigh one of {', '.join(FORM_WEIGHTS)}")
 
 

@@ -179,6 +179,7 @@ class Needles:
     words: PathText | None = None
     """JSON list of key words; unset uses the built-in list. Evaluation keys are held out of training"""
 
+    @property
     def drawn_forms(self) -> list[str]:
         """Forms that are drawn at all."""
         return [form for form, weight in self.forms.items() if weight]

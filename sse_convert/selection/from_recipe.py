@@ -18,28 +18,26 @@ from sse_convert.report import time_in_words
 from sse_convert.selection.select import replacement
 from sse_convert.selection.setup import SHORTEST_ROW, STAND_IN, WINDOWS, SelectSettings, known_mixers
 from sse_convert.surgery.choice_cost import Effort, choice_effort, cpu_hours
-from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.job import Job
 
 TOLD = 1 / 60
 """hours of a CPU from which on they are told"""
 
 
 def settings_for(
-    recipe: Recipe,
-    teacher: Teacher,
+    job: Job,
     *,
     keep: int | None = None,
     tokens: int | None = None,
     length: int | None = None,
     samples: int | None = None,
     device: str | None = None,
-) -> tuple[Recipe, SelectSettings]:
-    """Settings of a selection, those that are None as the recipe has them, and the recipe as it reads them. What takes
-    this CPU a minute or more is said.
+) -> tuple[Job, SelectSettings]:
+    """Settings of a selection, those that are None as the recipe has them, and the job with the recipe as it reads it.
+    What takes this CPU a minute or more is said.
 
     Args:
-        recipe: with or without `layers.select`.
-        teacher: the recipe's model.
+        job: the recipe with or without `layers.select`.
         keep: layers to keep.
         tokens: running text to predict.
         length: tokens per row.
@@ -50,8 +48,9 @@ def settings_for(
         UsageError: neither says how many layers to keep.
         RecipeError: `layers.select` does not fit the model.
     """
-    choice = open_choice(_asking(recipe, None), teacher.num_layers, teacher.separable_heads)
-    recipe = _asking(recipe, keep)
+    teacher = job.teacher()
+    choice = open_choice(_asking(job.recipe, None), teacher.num_layers, teacher.separable_heads)
+    recipe = _asking(job.recipe, keep)
     by = "layers" if choice is None or recipe.layers.select is None else recipe.layers.select.by
     if keep is None and choice is not None:
         keep = choice.keep
@@ -64,7 +63,7 @@ def settings_for(
     place = pick_device(device)
     units = tuple(teacher.softmax_layers) if choice is None else choice.units
     effort = choice_effort(
-        geometry_of(teacher),
+        job.geometry(),
         probe_rows(recipe, context_limit(teacher.config)) if length is None else rows_of(length),
         by=by,
         keep=keep,
@@ -86,7 +85,7 @@ def settings_for(
         length=rows.length,
         samples=rows.recall if samples is None else samples,
     )
-    return read_for_selection(recipe, rows), settings
+    return dc.replace(job, recipe=read_for_selection(recipe, rows)), settings
 
 
 def _tell(chosen: str, effort: Effort, teacher: Teacher) -> None:

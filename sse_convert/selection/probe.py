@@ -5,19 +5,16 @@ R rows, T tokens per row.
 
 import dataclasses as dc
 import itertools
-from typing import TYPE_CHECKING
 
 import torch
 
+from sse_convert.checkpoints.load_model import tokenizer_of
 from sse_convert.data.needle import load_words
 from sse_convert.data.rows import RowReader, stack
-from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import DataError
-from sse_convert.recipe.schema import Recipe, Source
+from sse_convert.recipe.schema import Source
 from sse_convert.selection.recall_probes import RecallMaterial, Rows, recall_rows
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from sse_convert.surgery.job import Job
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -41,39 +38,35 @@ class Probe:
 
 
 def make_probe(
-    recipe: Recipe,
-    tokenizer: "PreTrainedTokenizerBase",
+    job: Job,
     sources: list[Source],
     *,
     tokens: int,
     length: int,
     samples: int,
-    vocab_size: int,
 ) -> Probe:
     """Read the text and plant the needles.
 
     Args:
-        recipe: `model`, `data.seed` and `data.needles.words` are read.
-        tokenizer: the model's.
+        job: the model, `data.seed` and `data.needles.words` of the recipe are read.
         sources: text, read once in file order; packed rows are taken as running text.
         tokens: of running text, rounded down to whole rows.
         length: T.
         samples: rows of each recall kind.
-        vocab_size: rows of the embedding, to refuse a foreign tokenizer.
 
     Raises:
         DataError: the text is not usable or too short, or needles do not fit into a row.
     """
-    count, seed = tokens // length, recipe.data.seed
+    recipe, tokenizer, count = job.recipe, tokenizer_of(job.files()), tokens // length
     reader = RowReader(
         sources,
         tokenizer,
         length,
-        seed,
+        recipe.data.seed,
         role="valid",
         sampled_as="train" if sources == recipe.data.train else "valid",  # so that training finds them sampled
-        teacher=SamplingTeacher(recipe.model, recipe.revision),
-        vocab_size=vocab_size,
+        teacher=job.sampler,
+        vocab_size=job.teacher().text.vocab_size,
     )
     read = stack(list(itertools.islice(reader.rows(), 2 * count + 2)))["input_ids"]
     if len(read) < count + 2:
@@ -85,7 +78,7 @@ def make_probe(
     special = set(tokenizer.all_special_ids)
     haystack = [token for token in read[count:].flatten().tolist() if token not in special]
     words = load_words(recipe.data.needles.words)
-    material = RecallMaterial(haystack, tokenizer, words, samples=samples, length=length, seed=seed)
+    material = RecallMaterial(haystack, tokenizer, words, samples=samples, length=length, seed=recipe.data.seed)
     text = read[:count]
     return Probe(
         text=Rows(text, torch.ones(count, length - 1, dtype=torch.bool)),

@@ -22,7 +22,7 @@ from sse_convert.selection.setup import SelectSettings, check_recall, known_mixe
 from sse_convert.selection.team import ALONE, Team
 from sse_convert.surgery.budget import layer_bytes, table_lengths
 from sse_convert.surgery.guessing import guess_warnings
-from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.job import Job
 
 ANSWERED = 0.5
 """a teacher that answers this share of a form is judged by it"""
@@ -31,13 +31,12 @@ SIGNAL = 0.5
 
 
 def select_layers(
-    recipe: Recipe,
+    job: Job,
     out: Path,
     settings: SelectSettings,
     *,
     text: Path | None = None,
     device: str | None = None,
-    teacher: Teacher | None = None,
     team: Team = ALONE,
     try_teacher: bool = False,
 ) -> SelectReport:
@@ -47,13 +46,13 @@ def select_layers(
     Other arguments and errors as of `api.select`.
 
     Args:
+        job: model, and recipe as a selection reads it (`from_recipe.settings_for`).
         settings: method and sizes.
-        teacher: the recipe's model, if it is open already.
         team: processes that share the work; every one must call it. The first writes and says what was found.
         try_teacher: warn of one that guesses, before any layer is chosen.
     """
     with progress("reading text to choose by", 1):
-        setup = set_up(recipe, out, settings, text=text, device=device, teacher=teacher, team=team)
+        setup = set_up(job, out, settings, text=text, device=device, team=team)
     meter = setup.meter
     layers = len(meter.layers)
     most = 2 * len(meter.probe.recall) + 1 + _steps(settings, settings.method, layers)
@@ -63,7 +62,7 @@ def select_layers(
             meter.bar = held.enter_context(progress(f"choosing {'heads' if meter.span > 1 else 'layers'}", most))
         recall, nothing = settle_recall(meter)
         if try_teacher and team.leads:
-            for warning in guess_warnings(meter.measure(meter.layers).text_loss, setup.teacher.text.vocab_size):
+            for warning in guess_warnings(meter.measure(meter.layers).text_loss, job.teacher().text.vocab_size):
                 say(f"warning: {warning}")
         method = settings.method
         if method != METHODS["layers"] and meter.span == 1 and not meter.recall_weight:
@@ -73,18 +72,18 @@ def select_layers(
             meter.bar.expect(_steps(settings, method, layers))
         choice = run_method(method, meter, settings.keep, settings.tries)
         report = SelectReport(
-            model=recipe.model,
+            model=job.recipe.model,
             folder=out,
             keep=settings.keep,
-            layers=_layers(recipe, choice, setup.teacher),
+            layers=_layers(job.recipe, choice, job.teacher()),
             span=meter.span,
             stand_in=mixer_to_dict(setup.stand_in),
             recall=recall,
             teacher=meter.measure(meter.layers),
             nothing=nothing,
             chosen=choice,
-            cache_length=_context(setup.teacher),
-            cache_bytes_saved=_saved(setup.teacher, recipe, meter),
+            cache_length=_context(job.teacher()),
+            cache_bytes_saved=_saved(job, meter),
             conditions={**dc.asdict(settings), **setup.conditions},
         )
         if team.leads:
@@ -136,10 +135,10 @@ def _context(teacher: Teacher) -> int:
     return table_lengths(context_limit(teacher.config))[0]
 
 
-def _saved(teacher: Teacher, recipe: Recipe, meter: Meter) -> list[int]:
+def _saved(job: Job, meter: Meter) -> list[int]:
     """Cache bytes that each layer, or head, saves as the mixer that the recipe gives it."""
-    sizes, mixer, span = geometry_of(teacher), known_mixers(recipe)[replacement(recipe)], meter.span
-    context = _context(teacher)
+    teacher, sizes, span = job.teacher(), job.geometry(), meter.span
+    mixer, context = known_mixers(job.recipe)[replacement(job.recipe)], _context(teacher)
 
     def saved(layer: int) -> int:
         whole = layer_bytes(sizes, layer, None, context) - layer_bytes(sizes, layer, mixer, context)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from sse_convert.checkpoints.identity import checkpoint_identity, data_digest, read_sealed, write_sealed
-from sse_convert.checkpoints.load_model import context_limit, device_name, load_model, load_tokenizer, pick_device
+from sse_convert.checkpoints.identity import data_digest, read_sealed, write_sealed
+from sse_convert.checkpoints.load_model import context_limit, device_name, load_model, pick_device
 from sse_convert.checkpoints.run_lock import LOCK
-from sse_convert.checkpoints.teacher import Teacher, open_teacher
+from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.errors import CheckpointError, DataError, OutputError, UsageError
 from sse_convert.mixers import BUILT_IN, Mixer, SlidingMixer, mixer_to_dict
 from sse_convert.recipe.choosing import TRIES
@@ -24,6 +24,7 @@ from sse_convert.selection.probe import Probe, make_probe
 from sse_convert.selection.retrieval import retrieval
 from sse_convert.selection.team import ALONE, Team
 from sse_convert.surgery.cpu_speed import fast_in_bfloat16
+from sse_convert.surgery.job import Job
 from sse_convert.training.stage_record import refuse_changes
 
 STAND_IN = "sliding"
@@ -68,56 +69,50 @@ class Setup:
     """A selection about to begin."""
 
     meter: Meter
-    teacher: Teacher
     stand_in: SlidingMixer
     conditions: dict[str, Any]
     """device, dtype and text, for reports"""
 
 
 def set_up(
-    recipe: Recipe,
+    job: Job,
     out: Path,
     settings: SelectSettings,
     *,
     text: Path | None,
     device: str | None,
-    teacher: Teacher | None = None,
     team: Team = ALONE,
 ) -> Setup:
     """Check everything, make the rows and open the folder. The model is loaded when something has to be measured.
 
     Args, Raises: see `select.select_layers`.
     """
-    place = pick_device(device)
-    teacher = teacher or open_teacher(recipe.model, recipe.revision)
+    recipe, teacher, place = job.recipe, job.teacher(), pick_device(device)
     among = tuple(range(teacher.num_layers)) if settings.among is None else settings.among
     _check(settings, teacher, among)
     stand_in = known_mixers(recipe)[STAND_IN]
     assert isinstance(stand_in, SlidingMixer)
     sources = _sources(recipe, text)
     probe = make_probe(
-        recipe,
-        load_tokenizer(recipe.model, recipe.revision),
+        job,
         sources,
         tokens=settings.tokens,
         length=settings.length,
         samples=settings.samples,
-        vocab_size=teacher.text.vocab_size,
     )
     stored = place.type != "cpu" or (settings.light and fast_in_bfloat16())
     dtype = (teacher.config.dtype if stored else None) or torch.float32
-    inputs = _inputs(recipe, stand_in, probe, place, dtype, settings.span)
+    inputs = _inputs(job, stand_in, probe, place, dtype, settings.span)
     if team.leads:
         _open_folder(out, inputs)
 
     def load() -> Swap:
-        model = load_model(recipe.model, revision=recipe.revision, device=str(place), dtype=dtype)
+        model = load_model(job.files(), device=str(place), dtype=dtype)
         return Swap(model, stand_in, among, settings.span)
 
     units = among if settings.units is None else settings.units
     return Setup(
         meter=Meter(load, probe, units, out / MEASUREMENTS, team, settings.span),
-        teacher=teacher,
         stand_in=stand_in,
         conditions={
             "device": device_name(place),
@@ -205,11 +200,11 @@ def _sources(recipe: Recipe, text: Path | None) -> list[Source]:
 
 
 def _inputs(
-    recipe: Recipe, stand_in: Mixer, probe: Probe, place: torch.device, dtype: torch.dtype, span: int
+    job: Job, stand_in: Mixer, probe: Probe, place: torch.device, dtype: torch.dtype, span: int
 ) -> dict[str, Any]:
     """All that a measurement depends on; the method and its settings are not among it."""
     return {
-        "model": checkpoint_identity(recipe.model, recipe.revision),
+        "model": job.identity,
         "stand_in": mixer_to_dict(stand_in),
         **({} if span == 1 else {"heads": span}),
         "probe": data_digest(probe.fingerprint()),

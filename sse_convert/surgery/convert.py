@@ -31,7 +31,7 @@ from sse_convert.checkpoints.output_folder import (
 )
 from sse_convert.checkpoints.provenance import Provenance, TeacherShard
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, Layout, read_header, write_shard
-from sse_convert.checkpoints.teacher import SourceModel, Teacher, as_teacher, open_teacher
+from sse_convert.checkpoints.teacher import SourceModel, Teacher
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, tensor_bytes
 from sse_convert.checkpoints.weights import check_weights
 from sse_convert.console import progress
@@ -46,6 +46,7 @@ from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.report import FieldsReport, format_number
 from sse_convert.surgery.compatibility import check_fit
 from sse_convert.surgery.guessing_teacher import warn_of_guessing
+from sse_convert.surgery.job import Job
 
 NEW_SHARD = "sse-00001-of-00001.safetensors"
 ONLY_SHARD = "model-00001-of-00001.safetensors"
@@ -100,10 +101,9 @@ class ConvertReport(FieldsReport):
 
 
 def convert_checkpoint(
-    recipe: Recipe,
+    job: Job,
     out: Path,
     *,
-    teacher: Teacher | None = None,
     link: Link = "auto",
     check: bool = False,
     defer_digests: bool = False,
@@ -112,12 +112,12 @@ def convert_checkpoint(
     """Convert the recipe's model into a new folder. Other arguments and errors as of `api.convert`.
 
     Args:
-        teacher: the recipe's model, if it is open already.
+        job: recipe and model.
         try_teacher: warn of one that guesses, if it can be had with a tokenizer and local text.
     """
     out = Path(out)
     check_output(out)
-    teacher = teacher or open_teacher(recipe.model, recipe.revision)
+    recipe, teacher = job.recipe, job.teacher()
     names, mixers = resolve(recipe, teacher.num_layers)
     check_fit(recipe, teacher, mixers)
     if try_teacher and all(source.path and Path(source.path).exists() for source in recipe.data.train):
@@ -156,7 +156,7 @@ def convert_layers(
     """
     warn_of_newer()
     unused = check_complete(teacher)
-    teacher = as_teacher(download(teacher.files))
+    teacher = dc.replace(teacher, files=download(teacher.files))
     files = teacher.files
     layout = new_layout(teacher, names, mixers)
     with new_folder(out) as folder:

@@ -6,8 +6,9 @@ from transformers import PreTrainedModel
 
 from sse_convert.checkpoints.load_model import context_limit, tokenizer_of
 from sse_convert.checkpoints.mapped_model import mapped_model
-from sse_convert.checkpoints.open import download
-from sse_convert.checkpoints.teacher import Teacher
+from sse_convert.checkpoints.open import CheckpointFiles, download
+from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
+from sse_convert.checkpoints.teacher import Teacher, source_view
 from sse_convert.console import progress, say
 from sse_convert.data.rows import RowReader, stack
 from sse_convert.recipe.schema import Recipe
@@ -44,6 +45,13 @@ def warn_of_guessing(recipe: Recipe, teacher: Teacher) -> None:
     """Say what `guessing_teacher` finds; arguments and errors are its own."""
     for warning in guessing_teacher(recipe, teacher):
         say(f"warning: {warning}")
+
+
+def warn_of_guessing_copy(recipe: Recipe, files: CheckpointFiles) -> None:
+    """The same of the teacher in a converted checkpoint that is not trained yet; nothing is said of another one."""
+    provenance = read_provenance(files.folder)
+    if provenance is not None and provenance.stage in UNTRAINED:
+        warn_of_guessing(recipe, source_view(files))
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from sse_convert.modeling.configuration import checked_sse, stored_mixers
 from sse_convert.recipe.units import format_count
 from sse_convert.report import FieldsReport, format_bytes, format_cache, format_mixer, format_number, table
 from sse_convert.surgery.budget import Mixers, cache_bytes, constant_and_growth, table_lengths
-from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.geometry import geometry_of
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

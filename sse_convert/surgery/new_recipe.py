@@ -37,8 +37,10 @@ from sse_convert.surgery.budget import forward_flops
 from sse_convert.surgery.costs import Way, way_on
 from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, least_memory
 from sse_convert.surgery.cpu_speed import forward_flops_per_second
+from sse_convert.surgery.geometry import geometry_of
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.memory import GIB, USABLE
-from sse_convert.surgery.plan import geometry_of, make_plan
+from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.plan_report import Plan
 from sse_convert.surgery.recipe_lines import recipe_body, recipe_header, text_lines
 from sse_convert.surgery.recipe_text import recipe_text
@@ -138,7 +140,7 @@ def _gpu_pace(made: NewRecipe, way: Way) -> Pace:
 def _planned(wanted: Wanted, teacher: Teacher, machine: Machine | None, shape: _Shape, share: float) -> NewRecipe:
     data = _data(wanted, sizes_of(teacher), shape, share)
     recipe = recipe_from_dict(data, wanted.command)
-    plan = make_plan(recipe, teacher=teacher)
+    plan = make_plan(Job.of(recipe, lambda *_: teacher))
     way = _way_anywhere(plan, whole=shape.whole) if machine is None else _way_on(machine, recipe, teacher)
     return NewRecipe(text="", data=data, recipe=recipe, way=way, plan=plan)
 
@@ -158,7 +160,7 @@ def _in_time(wanted: Wanted, teacher: Teacher, shape: _Shape) -> NewRecipe:
     most = _most_share(wanted, sizes, known)
     plain: list[Mixer | None] = [None] * geometry.layers
     draft = recipe_from_dict(_data(wanted, sizes, shape, most, CPU_EVAL), wanted.command)
-    drafted = make_plan(draft, teacher=teacher, cpu=True)
+    drafted = make_plan(Job.of(draft, lambda *_: teacher), cpu=True)
     choice = drafted.choice
     assert choice is not None
     assert draft.eval.needle is not None
@@ -172,7 +174,7 @@ def _in_time(wanted: Wanted, teacher: Teacher, shape: _Shape) -> NewRecipe:
     share = fitted_share(pace, wanted.hours or CPU_HOURS, lambda share: _stages(sizes, shape, share), most)
     data = _data(wanted, sizes, shape, share, CPU_EVAL)
     recipe = recipe_from_dict(data, wanted.command)
-    plan = make_plan(recipe, teacher=teacher, cpu=True)
+    plan = make_plan(Job.of(recipe, lambda *_: teacher), cpu=True)
     return NewRecipe(text="", data=data, recipe=recipe, way=None, plan=plan, pace=pace)
 
 

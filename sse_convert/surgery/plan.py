@@ -3,21 +3,18 @@
 A recipe that cannot work is refused here, before any weights are downloaded or read.
 """
 
-import dataclasses as dc
 import functools
 from collections.abc import Callable
 
 import torch
 
-from sse_convert.checkpoints.config_only import has_weights, open_for_planning
+from sse_convert.checkpoints.config_only import has_weights
 from sse_convert.checkpoints.load_model import context_limit
-from sse_convert.checkpoints.meta_model import idle_parameters, image_parameters, left_out_tensors, skeleton
+from sse_convert.checkpoints.meta_model import left_out_tensors, skeleton
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.data.rows import is_missing
 from sse_convert.mixers import FULL, Mixer, SSEMixer, SSESlidingMixer, WindowMixer
-from sse_convert.modeling.architectures import has_experts
-from sse_convert.modeling.attention_dims import bounds_scores, differs_by_layer, document_attention_problem
 from sse_convert.recipe import Recipe, recipe_hash, resolve
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.choosing import draft_recipe, open_choice, probe_rows
@@ -30,18 +27,18 @@ from sse_convert.surgery.choice_cost import choice_effort, cpu_hours
 from sse_convert.surgery.compatibility import check_fit
 from sse_convert.surgery.costs import costs_of
 from sse_convert.surgery.cpu_speed import forward_flops_per_second
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.memory import GPU_GIB, StageMemory, cpu_rows
 from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextStep, Plan, StageRow
 from sse_convert.surgery.speed import nearest_speed, training_flops
 from sse_convert.surgery.stage_memory import compiles_layers, stage_memory, still_the_teachers, trained_parameters
 
 
-def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, cpu: bool = False) -> Plan:
-    """Plan a recipe. Opens the teacher by config and headers, or by config alone, unless one is given.
+def make_plan(job: Job, *, cpu: bool = False) -> Plan:
+    """Plan a recipe.
 
     Args:
-        recipe: what to do.
-        teacher: an opened teacher (`open_for_planning`).
+        job: the recipe, and its model, whose config may do (`config_only.open_for_planning`).
         cpu: it is to run on this machine's CPU.
 
     Raises:
@@ -49,26 +46,10 @@ def make_plan(recipe: Recipe, *, teacher: Teacher | None = None, cpu: bool = Fal
         CheckpointError: the teacher cannot be converted.
         HubError: the hub refused or cannot be reached.
     """
-    teacher = teacher or open_for_planning(recipe.model, recipe.revision)
+    recipe, teacher, geometry = job.recipe, job.teacher(), job.geometry()
     draft = draft_recipe(recipe, teacher.num_layers, teacher.separable_heads)
     names, mixers = resolve(draft, teacher.num_layers)
     check_fit(draft, teacher, mixers)
-    return build_plan(recipe, teacher, names, mixers, cpu=cpu)
-
-
-def build_plan(
-    recipe: Recipe, teacher: Teacher, names: list[str], mixers: dict[str, Mixer], *, cpu: bool = False
-) -> Plan:
-    """The plan for given mixers per layer.
-
-    Args:
-        recipe: stages and training settings are read.
-        teacher: the opened teacher.
-        names: mixer name of each layer.
-        mixers: the mixers in use.
-        cpu: as of `make_plan`.
-    """
-    geometry = geometry_of(teacher)
     by_layer: Mixers = [None if name == FULL else mixers[name] for name in names]
     rows = [_layer_row(geometry, i, name, mixer) for i, (name, mixer) in enumerate(zip(names, by_layer, strict=True))]
     plain: Mixers = [None] * len(names)
@@ -100,51 +81,8 @@ def build_plan(
         stages=[_stage_row(recipe, stage, geometry, by_layer, cpu=cpu) for stage in recipe.stages],
         costs=costs_of(recipe, teacher, geometry, mixers, by_layer, added),
         next_step=_next_step(recipe, teacher),
-        notes=[*_before_run(recipe), *_notes(recipe, teacher, names, by_layer)],
+        notes=_notes(recipe, teacher, names, by_layer),
     )
-
-
-def geometry_of(teacher: Teacher) -> Geometry:
-    """The sizes that costs depend on."""
-    config, files, model = teacher.text, teacher.files, skeleton(teacher.config)
-    softmax, differs = teacher.softmax_layers, differs_by_layer(teacher.config)
-    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
-    geometry = Geometry(
-        dims=teacher.dims,
-        windows=tuple(teacher.windows),
-        linear=frozenset(range(teacher.num_layers)) - frozenset(softmax),
-        cache_element_bytes=ITEM_BYTES[teacher.dtype],
-        parameters=files.parameters,
-        has_experts=has_experts(teacher.config),
-        image_parameters=image_parameters(teacher, model),
-        embedding_parameters=files.tensors[teacher.embedding].numel,
-        tied=bool(teacher.config.tie_word_embeddings),
-        attention_parameters=_attention_parameters(teacher, softmax[0]),
-        by_layer=tuple(
-            (teacher.dims_of(i), _attention_parameters(teacher, i)) for i in range(differs * teacher.num_layers)
-        ),
-        intermediate=inner or 4 * teacher.dims.hidden,
-        vocabulary=config.vocab_size,
-        qk_norm=teacher.spec.qk_norm != "none",
-        document_masks=document_attention_problem(config) is not None,
-        scores_written=bounds_scores(config),
-    )
-    idle = idle_parameters(teacher, model)
-    return dc.replace(geometry, idle_parameters=idle, intermediate=_met_width(geometry, idle)) if idle else geometry
-
-
-def _attention_parameters(teacher: Teacher, layer: int) -> int:
-    prefix = teacher.attention_tensor(layer, "")
-    return sum(info.numel for name, info in teacher.files.tensors.items() if name.startswith(prefix))
-
-
-def _met_width(geometry: Geometry, idle: int) -> int:
-    """Mean width of the experts that a token meets, the shared one's included, as if they were one feed-forward layer
-    of three matrices."""
-    around = geometry.embedding_parameters * (1 if geometry.tied else 2)
-    attention = sum(geometry.at(i).attention_parameters for i in range(geometry.layers))
-    layers = geometry.parameters - idle - around - attention
-    return layers // (geometry.layers * 3 * geometry.dims.hidden)
 
 
 def _layer_row(geometry: Geometry, index: int, name: str, mixer: Mixer | None) -> LayerRow:
@@ -230,11 +168,6 @@ def _next_step(recipe: Recipe, teacher: Teacher) -> NextStep:
     return NextStep(weights_missing_in=missing, converted=converted)
 
 
-def _before_run(recipe: Recipe) -> list[str]:
-    """What `run` lacks, for a recipe that has more to do than converting."""
-    return [f"`run` refuses this recipe: {problem.message}" for problem in check_run(recipe) if recipe.stages]
-
-
 def _wide_states(teacher: Teacher, mixers: Mixers) -> list[str]:
     """Layers whose heads are wider than the Triton kernels take."""
     from sse_convert.kernels.triton.config import MAX_DIM
@@ -273,7 +206,8 @@ def _not_used_or_missing(recipe: Recipe, names: list[str]) -> list[str]:
 
 
 def _notes(recipe: Recipe, teacher: Teacher, names: list[str], mixers: Mixers) -> list[str]:
-    notes = _not_used_or_missing(recipe, names)
+    notes = [f"`run` refuses this recipe: {problem.message}" for problem in check_run(recipe) if recipe.stages]
+    notes += _not_used_or_missing(recipe, names)
     for i, mixer in enumerate(mixers):
         if isinstance(mixer, WindowMixer) and (native := teacher.windows[i]) is not None and mixer.window > native:
             notes.append(f"layer {i}: window {mixer.window} is wider than the teacher's own {native}")

@@ -7,13 +7,10 @@ makes another identity.
 """
 
 import dataclasses as dc
-import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sse_convert.errors import TrainingError
-from sse_convert.files import sync_folder
 from sse_convert.recipe.schema import Stage
 from sse_convert.report import format_number
 from sse_convert.training.schedule import Schedule
@@ -83,23 +80,3 @@ class Extension:
             f"{rates[0]} to {rates[1]} of its peak, so the result is not that of {format_number(self.stage.tokens)} "
             "tokens from the start"
         )
-
-
-def set_aside(folder: Path, later: Sequence[Path]) -> Path:
-    """Move a finished stage and what was made from it into a folder of their own beside it, the stage last: killed in
-    between, the next start does the rest.
-
-    Args:
-        folder: of the stage.
-        later: what was made from it; the newest is moved first.
-
-    Returns:
-        Where they are now.
-    """
-    names = (f"outdated-{folder.name}", *(f"outdated-{folder.name}-{i}" for i in range(2, 1000)))
-    place = next(place for name in names if not ((place := folder.with_name(name)) / folder.name).exists())
-    place.mkdir(exist_ok=True)
-    for path in (*reversed(later), folder):
-        shutil.move(path, place / path.name)
-    sync_folder(folder.parent)
-    return place

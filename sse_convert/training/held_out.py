@@ -12,20 +12,16 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.console import say
 from sse_convert.data.packing import IGNORED
 from sse_convert.data.rows import Row, RowReader
-from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import DataError, HubError
 from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.training.context import Place
@@ -33,6 +29,7 @@ from sse_convert.training.monitors import Monitor
 from sse_convert.training.objective import Objective
 from sse_convert.training.prefetch import micro_batches
 from sse_convert.training.schedule import Schedule
+from sse_convert.training.stage_job import StageJob
 
 LOOKS = 20
 """in a stage, about, and fewer in a short one; `train.validate_every` says otherwise"""
@@ -78,37 +75,32 @@ class Looks:
         return last or step == 1 or step % self.every == 0
 
 
-def held_out_rows(
-    recipe: Recipe,
-    stage: Stage,
-    checkpoint: Path,
-    looks: Looks,
-    accelerator: Accelerator,
-) -> list[Row]:
+def held_out_rows(ready: StageJob, looks: Looks) -> list[Row]:
     """The rows of a stage's looks: the first of `data.valid`, as evaluation reads it, that predict something. None on
     every process where one of them has none, since they look together; every process must call it.
 
     Raises:
         DataError, HubError: they cannot be read, and the recipe asks for looks itself.
     """
-    rows, why = _readable_rows(recipe, stage, checkpoint, looks)
+    rows, why = _readable_rows(ready, looks)
     problems = [text for text in gather_object([why]) if text]
-    if problems and accelerator.is_main_process:
-        say(f"{stage.name}: no looks at held-out text: {problems[0]}")
+    if problems and ready.leads:
+        say(f"{ready.stage.name}: no looks at held-out text: {problems[0]}")
     return [] if problems else rows
 
 
-def _readable_rows(recipe: Recipe, stage: Stage, checkpoint: Path, looks: Looks) -> tuple[list[Row], str]:
+def _readable_rows(ready: StageJob, looks: Looks) -> tuple[list[Row], str]:
     """The rows, and why there are none."""
+    recipe, stage = ready.job.recipe, ready.stage
     try:
         reader = RowReader(
             recipe.data.valid,
-            load_tokenizer(checkpoint),
+            ready.tokenizer,
             stage.seq_len,
             recipe.data.seed,
             role="valid",
             loss_mask=stage.loss_mask,
-            teacher=SamplingTeacher(recipe.model, recipe.revision),
+            teacher=ready.job.sampler,
         )
         reader.prepare()
         rows = [row for row in islice(reader.rows(), looks.rows) if (row.labels[1:] != IGNORED).any()]
@@ -130,11 +122,10 @@ class HeldOut(Monitor):
 
     Args:
         objective: what is trained.
+        ready: the stage.
         looks: when.
         rows: from `held_out_rows`, one or more.
         micro_batch: most rows of a forward pass.
-        place: of this process.
-        name: of the stage, for messages.
         memory: of an interrupted run; of other rows it counts for nothing.
     """
 
@@ -143,15 +134,13 @@ class HeldOut(Monitor):
     def __init__(
         self,
         objective: Objective,
+        ready: StageJob,
         looks: Looks,
         rows: Sequence[Row],
-        *,
         micro_batch: int,
-        place: Place,
-        name: str,
         memory: dict[str, Any] | None,
     ) -> None:
-        self._objective, self._looks, self._name = objective, looks, name
+        self._objective, self._looks, self._name, place = objective, looks, ready.stage.name, ready.place
         evenly = len(rows) % place.ranks == 0
         self._batches = micro_batches(_dealt_out(rows, place), micro_batch if evenly else 1, place)
         digest = hashlib.sha256(b"".join(row.input_ids.tobytes() + row.labels.tobytes() for row in rows)).hexdigest()

@@ -1,4 +1,4 @@
-"""What is watched while a stage trains. Each monitor is a class of its own file, made in `stage.py` and asked by the
+"""What is watched while a stage trains. Each monitor is a class of its own file, made in `attempt.py` and asked by the
 loop; another one needs no change there."""
 
 import dataclasses as dc

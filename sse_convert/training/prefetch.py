@@ -59,7 +59,7 @@ def micro_batches(rows: Sequence[Row], micro_batch: int, place: Place) -> list[d
     batches = []
     for i in range(0, len(rows), micro_batch):
         part = rows[i : i + micro_batch]
-        batches.append(place.cut(with_targets(stack(part)) | answers_of(part)))
+        batches.append(place.cut(answers_of(part) | with_targets(stack(part))))
     return batches
 
 

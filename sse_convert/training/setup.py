@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sse_convert.checkpoints.load_model import pick_device
-from sse_convert.checkpoints.open import download, open_checkpoint
+from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.weights import require_finite
 from sse_convert.console import progress
 from sse_convert.errors import HardwareError, TrainingError, UsageError
@@ -26,7 +26,7 @@ from sse_convert.modeling.architectures import backbone_of, source_spec
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.configuration import layer_mixers
 from sse_convert.modeling.loading import refuse
-from sse_convert.recipe.schema import Recipe, Stage, Train
+from sse_convert.recipe.schema import Stage, Train
 from sse_convert.surgery.positions import stretch
 from sse_convert.training.lora import add_lora, lora_targets
 from sse_convert.training.sharding import empty_model, is_sharded, read_once
@@ -142,40 +142,37 @@ def _configure_fsdp(accelerator: Accelerator) -> None:
     plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
 
 
-def load_student(checkpoint: str | Path, sse: dict[str, Any], accelerator: Accelerator) -> PreTrainedModel:
+def load_student(files: CheckpointFiles, sse: dict[str, Any], accelerator: Accelerator) -> PreTrainedModel:
     """The converted model in float32 on the CPU, in training mode. Under FSDP the first process alone has its weights.
 
     Args:
-        checkpoint: its folder.
+        files: the opened checkpoint, in a folder.
         sse: layers and mixers, as `match_recipe` gives them.
         accelerator: of the stage.
 
     Raises:
         CheckpointError: the folder holds no checkpoint, or weights that are not finite.
     """
-    model: Any = _read(checkpoint, checkpoint, torch.float32, accelerator, sse=sse)
-    student: PreTrainedModel = model.train()
-    return student
+    return _read(files, torch.float32, accelerator, sse=sse).train()
 
 
 def _read(
-    folder: str | Path,
-    name: str | Path,
+    files: CheckpointFiles,
     dtype: torch.dtype,
     accelerator: Accelerator,
     *,
     device: torch.device | None = None,
     sse: dict[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """A model whose weights are finite, read once where they are shared out. Errors call it `name`."""
+    """A model whose weights are finite, read once where they are shared out."""
 
     def read() -> PreTrainedModel:
-        with progress(f"loading {Path(name).name}", 1):
-            model = load_pretrained(folder, dtype=dtype, device=device, sse=sse)
-            require_finite(model, name)
+        with progress(f"loading {Path(files.name).name}", 1):
+            model = load_pretrained(files.folder, dtype=dtype, device=device, sse=sse)
+            require_finite(model, files.name)
         return model
 
-    return read_once(read, lambda: empty_model(folder, dtype, sse), accelerator)
+    return read_once(read, lambda: empty_model(files.folder, dtype, sse), accelerator)
 
 
 def stretch_rope(model: PreTrainedModel, stage: Stage) -> None:
@@ -189,18 +186,19 @@ def stretch_rope(model: PreTrainedModel, stage: Stage) -> None:
         backbone.rotary_emb = type(backbone.rotary_emb)(config=decoder_config(model.config))
 
 
-def load_teacher(recipe: Recipe, accelerator: Accelerator) -> PreTrainedModel:
+def load_teacher(files: CheckpointFiles, accelerator: Accelerator) -> PreTrainedModel:
     """The teacher, frozen, on this process's device; under FSDP, which shards it, on the first process's CPU.
+
+    Args:
+        files: the teacher's, all of them on this machine.
+        accelerator: of the stage.
 
     Raises:
         CheckpointError: it cannot be loaded, or has weights that are not finite.
-        HubError: the hub refused or cannot be reached.
     """
     low = accelerator.device.type != "cpu" and accelerator.mixed_precision != "no"
-    folder = download(open_checkpoint(recipe.model, recipe.revision)).folder
     device = None if is_sharded(accelerator) else accelerator.device
-    model = _read(folder, recipe.model, torch.bfloat16 if low else torch.float32, accelerator, device=device)
-    return model.requires_grad_(False)
+    return _read(files, torch.bfloat16 if low else torch.float32, accelerator, device=device).requires_grad_(False)
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from sse_convert import __version__
-from sse_convert.checkpoints.identity import SEAL, STAGE_FILE, data_digest, read_stage_record, write_sealed
+from sse_convert.checkpoints.identity import SEAL, STAGE_FILE, data_digest, read_stage_record
 from sse_convert.errors import OutputError, TrainingError
 from sse_convert.recipe.retired import DEFAULTS
 
@@ -76,12 +76,6 @@ def refuse_changes(folder: Path, before: dict[str, Any], now: dict[str, Any]) ->
         )
 
 
-def write_record(folder: Path, inputs: dict[str, Any], report: dict[str, Any], *, name: str = STAGE_FILE) -> None:
-    """Write stage.json, or a file that becomes it: what the folder was made from, and what came of it."""
-    record = {
-        "inputs": inputs,
-        "hash": data_digest(inputs),
-        "report": report,
-        "tool_version": __version__,
-    }
-    write_sealed(folder / name, record)
+def record_of(inputs: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    """What `write_sealed` puts into stage.json: what a folder was made from, and what came of it."""
+    return {"inputs": inputs, "hash": data_digest(inputs), "report": report, "tool_version": __version__}

@@ -34,6 +34,7 @@ from sse_convert.modeling.window.masks import packed_arguments
 from sse_convert.modeling.window.sliding import attention_mask_for, training_mask
 from sse_convert.surgery.compatibility import calibration_problems
 from sse_convert.surgery.convert import NEW_SHARD, convert_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.verify_run import verify_folder
 from tests.modeling.tiny import FAMILIES, tiny_source
 from tests.surgery.models import digests, recipe, recipe_file, save_source, tokens
@@ -51,7 +52,7 @@ def made(tmp_path_factory):
     """A teacher and its conversion."""
     folder = tmp_path_factory.mktemp("calibrate")
     save_source(folder / "teacher")
-    convert_checkpoint(recipe(folder / "teacher"), folder / "converted")
+    convert_checkpoint(Job.of(recipe(folder / "teacher")), folder / "converted")
     return folder
 
 
@@ -140,7 +141,9 @@ def test_half_lives_of_shared_states_and_their_bounds():
 
 def test_only_new_tensors_change(made, tmp_path):
     before = digests(made / "converted")
-    report = calibrate_checkpoint(recipe(made / "teacher"), made / "converted", tmp_path / "out", rows=batches())
+    report = calibrate_checkpoint(
+        Job.of(recipe(made / "teacher")), made / "converted", tmp_path / "out", rows=batches()
+    )
     assert digests(made / "converted") == before
     after = digests(tmp_path / "out")
     assert {name for name in before if before[name] != after[name]} == {NEW_SHARD}
@@ -160,7 +163,7 @@ def test_only_new_tensors_change(made, tmp_path):
 def test_settings_choose_what_changes(made, tmp_path):
     nothing = {"output_scale": "none"}
     calibrate_checkpoint(
-        recipe(made / "teacher", calibrate=nothing), made / "converted", tmp_path / "same", rows=batches()
+        Job.of(recipe(made / "teacher", calibrate=nothing)), made / "converted", tmp_path / "same", rows=batches()
     )
     old, new = (load_file(folder / NEW_SHARD) for folder in (made / "converted", tmp_path / "same"))
     changed = {name.partition(".self_attn.")[2] for name in old if not torch.equal(old[name], new[name])}
@@ -178,9 +181,9 @@ def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type):
         layers={"pattern": ["full", "sse", "sse", "full"]},
         calibrate={"rows": 2, "seq_len": 32, "output_scale": "size"},
     )
-    convert_checkpoint(asked, tmp_path / "converted")
+    convert_checkpoint(Job.of(asked), tmp_path / "converted")
     batch = {"input_ids": tokens(2, 24), "position_ids": torch.arange(24).expand(2, -1)}
-    calibrate_checkpoint(asked, tmp_path / "converted", tmp_path / "out", rows=[batch])
+    calibrate_checkpoint(Job.of(asked), tmp_path / "converted", tmp_path / "out", rows=[batch])
     teacher, student = load_pretrained(source), load_pretrained(tmp_path / "out")
     sizes = {}
 
@@ -207,7 +210,7 @@ def test_calibrated_heads_are_as_large_as_the_teachers(tmp_path, model_type):
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_the_source_model_loads_from_a_converted_checkpoint(tmp_path, model_type, caplog):
     source = save_source(tmp_path / "teacher", model_type)
-    convert_checkpoint(recipe(source), tmp_path / "converted")
+    convert_checkpoint(Job.of(recipe(source)), tmp_path / "converted")
     model = load_as_teacher(source_view(open_checkpoint(tmp_path / "converted")))
     plain = load_pretrained(source)
     plain.set_attn_implementation(model.config._attn_implementation)
@@ -238,20 +241,23 @@ def test_from_text_on_the_command_line(made, tmp_path, capsys):
 def test_refusals(made, tmp_path):
     asked = recipe(made / "teacher")
     with pytest.raises(CheckpointError, match="is a plain qwen3 checkpoint"):
-        calibrate_checkpoint(asked, made / "teacher", tmp_path / "out", rows=batches())
+        calibrate_checkpoint(Job.of(asked), made / "teacher", tmp_path / "out", rows=batches())
     with pytest.raises(RecipeError, match="was converted with other layers or mixers"):
         calibrate_checkpoint(
-            recipe(made / "teacher", layers={"pattern": ["sse"]}), made / "converted", tmp_path / "out", rows=batches()
+            Job.of(recipe(made / "teacher", layers={"pattern": ["sse"]})),
+            made / "converted",
+            tmp_path / "out",
+            rows=batches(),
         )
     with pytest.raises(DataError, match="no calibration rows"):
-        calibrate_checkpoint(asked, made / "converted", tmp_path / "out", rows=[])
+        calibrate_checkpoint(Job.of(asked), made / "converted", tmp_path / "out", rows=[])
     with pytest.raises(OutputError, match="exists"):
-        calibrate_checkpoint(asked, made / "converted", made / "teacher", rows=batches())
-    convert_checkpoint(asked, tmp_path / "trained")
+        calibrate_checkpoint(Job.of(asked), made / "converted", made / "teacher", rows=batches())
+    convert_checkpoint(Job.of(asked), tmp_path / "trained")
     data = json.loads((tmp_path / "trained" / FILE).read_text())
     (tmp_path / "trained" / FILE).write_text(json.dumps({**data, "stage": "align"}))
     with pytest.raises(CheckpointError, match="was written by stage align: its weights are no longer the teacher's"):
-        calibrate_checkpoint(asked, tmp_path / "trained", tmp_path / "out", rows=batches())
+        calibrate_checkpoint(Job.of(asked), tmp_path / "trained", tmp_path / "out", rows=batches())
     assert not (tmp_path / "out").exists()
 
 
@@ -261,7 +267,7 @@ def test_interrupted_calibration_leaves_nothing(made, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        calibrate_checkpoint(recipe(made / "teacher"), made / "converted", tmp_path / "out", rows=rows())
+        calibrate_checkpoint(Job.of(recipe(made / "teacher")), made / "converted", tmp_path / "out", rows=rows())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -341,8 +347,8 @@ def test_branch_against_what_it_is_to_give(mixer, kind, tmp_path):
         layers={"pattern": ["full"], "overrides": {"0": "x"}},
         calibrate={"rows": 2, "seq_len": 32, "output_scale": kind},
     )
-    convert_checkpoint(asked, tmp_path / "converted")
-    calibrate_checkpoint(asked, tmp_path / "converted", tmp_path / "out", rows=batches())
+    convert_checkpoint(Job.of(asked), tmp_path / "converted")
+    calibrate_checkpoint(Job.of(asked), tmp_path / "converted", tmp_path / "out", rows=batches())
     student = load_pretrained(tmp_path / "out")
     scale = student.model.layers[0].self_attn.sse_out_scale.detach().clone().view(4, 8)
     assert torch.equal(scale, scale[:, :1].expand(4, 8))
@@ -392,7 +398,7 @@ def test_calibration_rows_must_be_longer_than_the_window(tmp_path):
     save_source(tmp_path / "teacher")
     settings = recipe(tmp_path / "teacher", layers=BESIDE, mixers={"sse+sliding": {**WINDOW, "window": 17}, **SMALL})
     with pytest.raises(RecipeError) as caught:
-        convert_checkpoint(settings, tmp_path / "converted")
+        convert_checkpoint(Job.of(settings), tmp_path / "converted")
     assert caught.value.what == (
         "calibrate.seq_len is 32, at least 34 for mixers.sse+sliding with a window of 17: what the window misses sets "
         "SSE's output scale; raise calibrate.seq_len to 34, or lower mixers.sse+sliding.window to 16, or keep "
@@ -440,24 +446,27 @@ def test_a_window_above_half_the_positions_has_ways_out_that_work():
 def test_calibrate_itself_refuses_rows_that_show_nothing(tmp_path):
     save_source(tmp_path / "teacher")
     settings = {"layers": BESIDE, "mixers": {"sse+sliding": {**WINDOW, "window": 16}, **SMALL}}
-    convert_checkpoint(recipe(tmp_path / "teacher", **settings), tmp_path / "converted")
+    convert_checkpoint(Job.of(recipe(tmp_path / "teacher", **settings)), tmp_path / "converted")
     for rows, message in (
         (31, "is 31, at least 32 for mixers.sse.sliding with a window of 16"),
         (257, "256 positions"),
     ):
         short = recipe(tmp_path / "teacher", **settings, calibrate={"rows": 1, "seq_len": rows})
         with pytest.raises(RecipeError, match=message):
-            calibrate_checkpoint(short, tmp_path / "converted", tmp_path / "out")
+            calibrate_checkpoint(Job.of(short), tmp_path / "converted", tmp_path / "out")
 
 
 def test_documents_within_the_window_leave_its_layers_alone(tmp_path):
     """Rows are longer than two windows, but their documents are not longer than one."""
     save_source(tmp_path / "teacher")
     asked = recipe(tmp_path / "teacher", layers=BESIDE, mixers={"sse+sliding": {**WINDOW, "window": 14}, **SMALL})
-    convert_checkpoint(asked, tmp_path / "converted")
+    convert_checkpoint(Job.of(asked), tmp_path / "converted")
     positions = torch.cat([torch.arange(14), torch.arange(16)])[None]
     report = calibrate_checkpoint(
-        asked, tmp_path / "converted", tmp_path / "out", rows=[{"input_ids": tokens(1, 30), "position_ids": positions}]
+        Job.of(asked),
+        tmp_path / "converted",
+        tmp_path / "out",
+        rows=[{"input_ids": tokens(1, 30), "position_ids": positions}],
     )
     assert [(layer.measured, layer.output_scale is None) for layer in report.layers] == [
         (False, True),

@@ -15,6 +15,7 @@ from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.guessing_teacher import guesses_of
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.verify_run import verify_folder
 from tests.modeling.tiny import VOCAB, tiny_source
 from tests.surgery.models import recipe_data, save_source, save_teacher, tokens
@@ -42,10 +43,10 @@ def test_it_sets_what_the_command_sets(
     folder, kind = save_teacher(tiny_source(model_type, dtype=dtype), tmp_path / "teacher"), mixer["kind"]
     settings = {"layers": {"pattern": [kind], "keep": [0]}, "calibrate": {"rows": 3, "seq_len": 24}}
     made = recipe_from_dict({**recipe_data(folder, **settings), "mixers": {kind: mixer}})
-    convert_checkpoint(made, tmp_path / "converted")
+    convert_checkpoint(Job.of(made), tmp_path / "converted")
     rows = tokens(3, 24)
     batches = [{"input_ids": row[None], "position_ids": torch.arange(24)[None]} for row in rows]
-    calibrate_checkpoint(made, tmp_path / "converted", tmp_path / "calibrated", rows=batches)
+    calibrate_checkpoint(Job.of(made), tmp_path / "converted", tmp_path / "calibrated", rows=batches)
     expected = load_pretrained(tmp_path / "calibrated").state_dict()
     found = sse_convert.convert_model(load_pretrained(folder), keep=[0], mixer=mixer)
     before = {name: tensor.clone() for name, tensor in found.state_dict().items()}
@@ -64,7 +65,7 @@ def test_what_was_saved_from_memory_is_calibrated_by_the_command(tmp_path: Path)
     settings = {"layers": {"pattern": [MIXER["kind"]], "keep": [0, 3]}, "calibrate": {"rows": 3, "seq_len": 24}}
     made = recipe_from_dict({**recipe_data(tmp_path, **settings), "mixers": {MIXER["kind"]: MIXER}})
     batches = [{"input_ids": row[None], "position_ids": torch.arange(24)[None]} for row in rows]
-    calibrate_checkpoint(made, tmp_path / "saved", tmp_path / "calibrated", rows=batches)
+    calibrate_checkpoint(Job.of(made), tmp_path / "saved", tmp_path / "calibrated", rows=batches)
     sse_convert.calibrate(model, rows)
     found = load_pretrained(tmp_path / "calibrated").state_dict()
     assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())

@@ -8,6 +8,7 @@ from sse_convert.checkpoints.teacher import config_object
 from sse_convert.modeling.architectures import has_experts
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from tests.surgery.models import recipe, save_source, tokens
 
 
@@ -17,7 +18,7 @@ def converted(request, tmp_path_factory):
     experts stored one by one, and together."""
     folder = tmp_path_factory.mktemp(request.param)
     save_source(folder / "teacher", request.param)
-    convert_checkpoint(recipe(folder / "teacher"), folder / "out")
+    convert_checkpoint(Job.of(recipe(folder / "teacher")), folder / "out")
     return folder / "out"
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.data import RowReader, SamplingTeacher, stack
 from sse_convert.data.documents import Document, Encoder
 from sse_convert.data.hub_datasets import HubTable
@@ -266,9 +267,13 @@ def test_stack_makes_tensors(tokenizer, text_folder):
     )
 
 
+def sampling(folder):
+    return SamplingTeacher(str(folder), None, lambda: open_checkpoint(folder))
+
+
 def test_teacher_text_is_sampled_once_and_cached(tokenizer, teacher_folder, monkeypatch):
     source = Source(kind="teacher", rows=5, length=24)
-    teacher = SamplingTeacher(str(teacher_folder))
+    teacher = sampling(teacher_folder)
     first = take(source, tokenizer, 6, teacher=teacher)
     with monkeypatch.context() as patch:
         patch.setattr(SamplingTeacher, "load", lambda self: pytest.fail("sampled again"))
@@ -285,7 +290,7 @@ def test_teacher_text_is_what_the_model_says_whatever_it_would_forbid(tokenizer,
         folder = shutil.copytree(teacher_folder, tmp_path / str(len(texts)))
         (folder / "generation_config.json").write_text(json.dumps(settings))
         monkeypatch.setenv(CACHE_VARIABLE, str(folder / "cache"))
-        texts.append(take(source, tokenizer, 6, teacher=SamplingTeacher(str(folder))))
+        texts.append(take(source, tokenizer, 6, teacher=sampling(folder)))
     assert all(map(same, texts[0], texts[1]))
     assert all(map(same, texts[0], texts[2]))
 
@@ -293,10 +298,7 @@ def test_teacher_text_is_what_the_model_says_whatever_it_would_forbid(tokenizer,
 def test_teacher_text_differs_between_training_and_held_out(tokenizer, teacher_folder):
     source = Source(kind="teacher", rows=6, length=40)
     train, valid = (
-        RowReader([source], tokenizer, 16, 0, role=role, teacher=SamplingTeacher(str(teacher_folder)))
-        ._corpora[0]
-        .read(0)[0]
-        .ids
+        RowReader([source], tokenizer, 16, 0, role=role, teacher=sampling(teacher_folder))._corpora[0].read(0)[0].ids
         for role in ("train", "valid")
     )
     assert not np.array_equal(train, valid)

@@ -17,7 +17,8 @@ from sse_convert.evaluation.throughput import throughput
 from sse_convert.recipe.schema import Eval, NeedleEval, Rope, Stage
 from sse_convert.report import found_by
 from sse_convert.surgery.budget import cache_bytes
-from sse_convert.surgery.plan import geometry_of
+from sse_convert.surgery.geometry import geometry_of
+from sse_convert.surgery.job import Job
 
 
 def change(recipe, **settings):
@@ -25,7 +26,7 @@ def change(recipe, **settings):
 
 
 def test_report_of_a_converted_model(recipe, student_folder, tmp_path):
-    report = evaluate_checkpoint(recipe, student_folder, out=tmp_path / "deep" / "e.json", device="cpu")
+    report = evaluate_checkpoint(Job.of(recipe), student_folder, out=tmp_path / "deep" / "e.json", device="cpu")
     data = json.loads((tmp_path / "deep" / "e.json").read_text())
     assert data == report.to_dict()
     assert set(data) == {
@@ -65,7 +66,7 @@ def test_measured_cache_equals_the_formula(recipe, teacher_folder, student_folde
 
 
 def test_cache_table(recipe, student_folder):
-    report = evaluate_checkpoint(change(recipe, tokens=0, needle=None), student_folder, device="cpu")
+    report = evaluate_checkpoint(Job.of(change(recipe, tokens=0, needle=None)), student_folder, device="cpu")
     last, *_, first = report.cache
     assert [row.length for row in report.cache] == [2048, 512, 64]
     assert last.teacher_bytes == 32 * first.teacher_bytes
@@ -77,7 +78,7 @@ def test_cache_table(recipe, student_folder):
 
 
 def test_a_model_beside_itself_has_no_gap(recipe, teacher_folder):
-    report = evaluate_checkpoint(change(recipe, throughput=[]), teacher_folder, device="cpu")
+    report = evaluate_checkpoint(Job.of(change(recipe, throughput=[])), teacher_folder, device="cpu")
     assert report.loss_gaps == (LossGap(128, 0.0, 0.0),)
 
 
@@ -87,7 +88,7 @@ def test_a_report_that_cannot_be_written_is_told(recipe, student_folder, tmp_pat
 
     monkeypatch.setattr(evaluation, "write_json", full)
     with pytest.raises(OutputError) as caught:
-        evaluate_checkpoint(recipe, student_folder, out=tmp_path / "e.json", device="cpu")
+        evaluate_checkpoint(Job.of(recipe), student_folder, out=tmp_path / "e.json", device="cpu")
     assert found_by(caught.value).to_dict()["student"]["held_out"]
 
 
@@ -96,7 +97,7 @@ def test_packed_stories_and_needle_text_without_special_tokens(recipe, tokenizer
     stories.write_text("\n".join(['{"text": "The keeper walked down to the harbor before dawn. "}'] * 60))
     source = dc.replace(recipe.data.valid[0], path=str(stories))
     settings = dc.replace(recipe, data=dc.replace(recipe.data, valid=[source]))
-    tasks = make_tasks(settings, tokenizer, len(tokenizer))
+    tasks = make_tasks(Job.of(settings), tokenizer)
     (windows,) = tasks.windows
     assert (windows.position_ids == 0).sum() > len(windows.input_ids)
     assert (windows.bucket == -1).sum() == (windows.position_ids[:, 1:] == 0).sum()
@@ -110,7 +111,7 @@ def test_lengths_beyond_the_context_are_refused(recipe, student_folder):
         "eval.needle.lengths": {"needle": NeedleEval(lengths=[4096])},
     }.items():
         with pytest.raises(RecipeError, match=f"{key} asks for 4096 tokens"):
-            evaluate_checkpoint(change(recipe, **settings), student_folder)
+            evaluate_checkpoint(Job.of(change(recipe, **settings)), student_folder)
 
 
 def test_lengths_of_a_stretched_student(recipe, student_folder):
@@ -118,26 +119,28 @@ def test_lengths_of_a_stretched_student(recipe, student_folder):
     stage = Stage(name="long", loss="ce", tokens=8192, seq_len=4096, lr=1e-4, rope=Rope(rope_theta=1e6))
     stretched = dc.replace(recipe, stages=[stage])
     with pytest.raises(RecipeError, match=r"asks for 8192 tokens.*context of 2048") as error:
-        evaluate_checkpoint(change(stretched, lengths=[8192]), student_folder)
+        evaluate_checkpoint(Job.of(change(stretched, lengths=[8192])), student_folder)
     assert error.value.expected == "at most 4096, after the stages' rope"
     text = Path(recipe.data.valid[0].path)
     text.write_text(8 * text.read_text())
-    report = evaluate_checkpoint(change(stretched, lengths=[4096], tokens=4096), student_folder, device="cpu")
+    report = evaluate_checkpoint(Job.of(change(stretched, lengths=[4096], tokens=4096)), student_folder, device="cpu")
     assert [loss.length for loss in report.teacher.held_out] == [4096]
     assert "note: the teacher was trained for 2,048 positions; figures beyond them are of it as it is" in report.lines()
-    assert not any("trained for" in line for line in evaluate_checkpoint(recipe, student_folder, device="cpu").lines())
+    assert not any(
+        "trained for" in line for line in evaluate_checkpoint(Job.of(recipe), student_folder, device="cpu").lines()
+    )
 
 
 def test_bad_inputs_are_named(recipe, student_folder, tmp_path):
     with pytest.raises(CheckpointError, match="does not exist"):
-        evaluate_checkpoint(recipe, tmp_path / "absent")
+        evaluate_checkpoint(Job.of(recipe), tmp_path / "absent")
     with pytest.raises(HardwareError, match="'nonsense' is unknown"):
-        evaluate_checkpoint(recipe, student_folder, device="nonsense")
+        evaluate_checkpoint(Job.of(recipe), student_folder, device="nonsense")
     with pytest.raises(DataError, match="no held-out text"):
-        evaluate_checkpoint(dc.replace(recipe, data=dc.replace(recipe.data, valid=[])), student_folder)
+        evaluate_checkpoint(Job.of(dc.replace(recipe, data=dc.replace(recipe.data, valid=[]))), student_folder)
     Path(recipe.data.valid[0].path).write_text("too little text")
     with pytest.raises(DataError, match="shorter than one row"):
-        evaluate_checkpoint(recipe, student_folder)
+        evaluate_checkpoint(Job.of(recipe), student_folder)
 
 
 def test_a_checkpoint_without_tokenizer_is_named(student_folder, tmp_path):
@@ -166,7 +169,7 @@ def test_context_limit(student_folder, teacher_folder):
 
 
 def test_nothing_asked_still_gives_the_cache_table(recipe, student_folder):
-    report = evaluate_checkpoint(dc.replace(recipe, eval=Eval(tokens=0)), student_folder, device="cpu")
+    report = evaluate_checkpoint(Job.of(dc.replace(recipe, eval=Eval(tokens=0))), student_folder, device="cpu")
     assert report.lines()[0] == "cache of one sequence, by formula"
 
 
@@ -177,6 +180,6 @@ def test_nothing_asked_still_gives_the_cache_table(recipe, student_folder):
 def test_a_cpu_measures_large_models_in_bfloat16_where_that_is_faster(recipe, monkeypatch, fast, large, dtype):
     monkeypatch.setattr(evaluation, "fast_in_bfloat16", lambda: fast)
     monkeypatch.setattr(evaluation, "SMALL", 0 if large else 1 << 40)
-    evaluator = evaluation.Evaluator(recipe, "cpu")
-    evaluator._source.config.dtype = torch.bfloat16
+    evaluator = evaluation.Evaluator(Job.of(recipe), "cpu")
+    evaluator._config.dtype = torch.bfloat16
     assert evaluator._dtype == dtype

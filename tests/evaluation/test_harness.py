@@ -14,6 +14,7 @@ from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.evaluation import harness
 from sse_convert.evaluation.harness import NIAH, PAPER, Harness
 from sse_convert.recipe.schema import Eval, LMEval
+from sse_convert.surgery.job import Job
 from sse_convert.trust import trust_code
 
 needs_lm_eval = pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs the extra eval")
@@ -101,7 +102,7 @@ def accuracy(model, tokenizer, documents):
 @needs_lm_eval
 def test_a_local_task_end_to_end(recipe, student_folder, teacher_folder, tokenizer, tasks):
     asked = dc.replace(recipe, eval=Eval(tokens=0, lm_eval=settings(tasks, tasks=["local_choice", "local_other"])))
-    report = evaluation.evaluate_checkpoint(asked, student_folder, device="cpu")
+    report = evaluation.evaluate_checkpoint(Job.of(asked), student_folder, device="cpu")
     for folder, scores in ((teacher_folder, report.teacher), (student_folder, report.student)):
         expected = accuracy(load_model(folder, device="cpu", dtype=torch.float32), tokenizer, tasks[1])
         assert [(s.task, s.metric, s.samples) for s in scores.tasks] == [
@@ -154,7 +155,7 @@ def test_unknown_tasks_are_refused_before_a_model_is_loaded(recipe, student_fold
     monkeypatch.setattr(evaluation, "load_model", lambda *args, **options: pytest.fail("a model was loaded"))
     asked = dc.replace(recipe, eval=Eval(tokens=0, lm_eval=settings(tasks, tasks=["local_choise", "helaswag"])))
     with pytest.raises(RecipeError, match="no task 'local_choise', 'helaswag'") as caught:
-        evaluation.evaluate_checkpoint(asked, student_folder, device="cpu")
+        evaluation.evaluate_checkpoint(Job.of(asked), student_folder, device="cpu")
     assert "instead of 'local_choise' local_choice" in caught.value.expected
     assert "instead of 'helaswag' hellaswag" in caught.value.expected
 

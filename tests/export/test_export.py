@@ -21,6 +21,7 @@ from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.remote_code import remote_code
 from sse_convert.recipe import load_recipe, recipe_from_dict
 from sse_convert.recipe.schema import Layers, LMEval, Needles, Source, Stage
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.verify_run import verify_folder
 from tests.evaluation.test_report import make_report
 from tests.surgery.synthetic import edit_config
@@ -48,7 +49,7 @@ def trained(student_folder, tmp_path):
 
 
 def test_round_trip_is_equal_to_the_bit(recipe, student_folder, tmp_path):
-    report = export_checkpoint(recipe, student_folder, tmp_path / "final", shard_bytes=20_000)
+    report = export_checkpoint(Job.of(recipe), student_folder, tmp_path / "final", shard_bytes=20_000)
     out = report.out
     assert torch.equal(logits(out), logits(student_folder))
     assert len(report.shards) > 2
@@ -82,21 +83,21 @@ def test_a_card_has_the_stages_that_took_place(recipe, trained, tmp_path, wrote,
     stages = [Stage(name=name, loss="kl", tokens=20480, seq_len=512, lr=1e-3) for name in ("distill", "long")]
     origin = {"recipe_hash": None, "teacher": recipe.model, "teacher_folder": "", "teacher_revision": None}
     Provenance(stage=wrote, shards={}, **origin).write(trained)
-    out = export_checkpoint(dc.replace(recipe, stages=stages), trained, tmp_path / "final").out
+    out = export_checkpoint(Job.of(dc.replace(recipe, stages=stages)), trained, tmp_path / "final").out
     card = (out / "README.md").read_text()
     assert [f"| {stage.name} | kl |" in card for stage in stages] == [told > 0, told > 1]
     assert ("None: converted only." in card) == (told == 0)
-    again = export_checkpoint(dc.replace(recipe, stages=stages), out, tmp_path / "again").out
+    again = export_checkpoint(Job.of(dc.replace(recipe, stages=stages)), out, tmp_path / "again").out
     assert (again / "README.md").read_text() == card.replace("final", "again")
 
 
 def test_other_types(recipe, student_folder, tmp_path):
-    out = export_checkpoint(recipe, student_folder, tmp_path / "bf16", dtype="bfloat16").out
+    out = export_checkpoint(Job.of(recipe), student_folder, tmp_path / "bf16", dtype="bfloat16").out
     assert set(stored(out).values()) == {torch.bfloat16}
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     assert torch.equal(logits(out), logits(student_folder, dtype=torch.bfloat16))
     with pytest.raises(RecipeError, match="dtype is 'int3'"):
-        export_checkpoint(recipe, student_folder, tmp_path / "no", dtype="int3")
+        export_checkpoint(Job.of(recipe), student_folder, tmp_path / "no", dtype="int3")
 
 
 def test_keep_means_the_teachers_types(recipe, teacher_folder, trained, tmp_path):
@@ -104,7 +105,7 @@ def test_keep_means_the_teachers_types(recipe, teacher_folder, trained, tmp_path
     weights = {name: tensor.bfloat16() for name, tensor in load_file(teacher / "model.safetensors").items()}
     weights["model.norm.weight"] = weights["model.norm.weight"].float()
     save_file(weights, teacher / "model.safetensors", metadata={"format": "pt"})
-    out = export_checkpoint(dc.replace(recipe, model=str(teacher)), trained, tmp_path / "final").out
+    out = export_checkpoint(Job.of(dc.replace(recipe, model=str(teacher))), trained, tmp_path / "final").out
     types = stored(out)
     assert types.pop("model.norm.weight") == torch.float32
     assert set(types.values()) == {torch.bfloat16}
@@ -117,7 +118,7 @@ def test_generation_settings_tokenizer_and_template_survive(recipe, trained, tmp
     (trained / "chat_template.jinja").write_text("{{ messages }}")
     (trained / "LICENSE").write_text("Do good.")
     (trained / "optimizer.pt").write_bytes(b"no")
-    out = export_checkpoint(recipe, trained, tmp_path / "final").out
+    out = export_checkpoint(Job.of(recipe), trained, tmp_path / "final").out
     assert GenerationConfig.from_pretrained(out).eos_token_id == [0, 5]
     assert load_pretrained(out).generation_config.temperature == 0.6
     assert AutoTokenizer.from_pretrained(out).chat_template == "{{ messages }}"
@@ -131,7 +132,7 @@ def test_code_of_an_older_version_is_named_no_longer(recipe, trained, tmp_path):
     old = {auto: entry.removeprefix("sse_code/") for auto, entry in config["auto_map"].items()}
     assert old != config["auto_map"]
     (trained / "config.json").write_text(json.dumps({**config, "auto_map": old}))
-    out = export_checkpoint(recipe, trained, tmp_path / "final").out
+    out = export_checkpoint(Job.of(recipe), trained, tmp_path / "final").out
     assert json.loads((out / "config.json").read_text())["auto_map"] == config["auto_map"]
 
 
@@ -142,10 +143,10 @@ def test_exporting_an_export_renews_its_code_and_keeps_the_rest(recipe, teacher_
     code = {name.rpartition("/")[2]: text for name, text in today.items() if name.endswith(".py")}
     with monkeypatch.context() as then:
         then.setattr("sse_convert.modeling.remote_code._from_package", lambda: code | older)
-        old = export_checkpoint(recipe, trained, tmp_path / "old").out
+        old = export_checkpoint(Job.of(recipe), trained, tmp_path / "old").out
     assert "not that of this version" in "\n".join(verify_folder(old, teacher=None).lines())
     stored = load_recipe(old / "recipe.yaml", [f"model={teacher_folder}"])
-    assert export_checkpoint(stored, old, new).evaluated
+    assert export_checkpoint(Job.of(stored), old, new).evaluated
     assert "not that of this version" not in "\n".join(verify_folder(new, teacher=None).lines())
     assert {name: (new / name).read_text() for name in today} == today
     for name in ("model.safetensors", "evaluation.json"):
@@ -176,7 +177,7 @@ def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder
         export=dc.replace(recipe.export, dir=str(home / "final")),
     )
     (home / "figures.json").write_text(json.dumps(figures))
-    out = export_checkpoint(there, here, home / "final", evaluation=home / "figures.json").out
+    out = export_checkpoint(Job.of(there), here, home / "final", evaluation=home / "figures.json").out
     for path in out.rglob("*"):
         assert path.is_dir() or b"home of ada" not in path.read_bytes(), path
         assert path.is_dir() or str(tmp_path).encode() not in path.read_bytes(), path
@@ -191,7 +192,7 @@ def test_nothing_tells_where_this_machine_keeps_its_files(recipe, teacher_folder
 
 
 def test_a_folder_that_tells_paths_is_not_published(recipe, student_folder, tmp_path):
-    out = export_checkpoint(recipe, student_folder, tmp_path / "final").out
+    out = export_checkpoint(Job.of(recipe), student_folder, tmp_path / "final").out
     (out / "recipe.yaml").write_text(yaml.safe_dump(recipe.to_dict()))
     with pytest.raises(CheckpointError, match=r"recipe\.yaml tells where a machine keeps its files: /"):
         check_folder(out)
@@ -205,59 +206,59 @@ def test_a_folder_that_tells_paths_is_not_published(recipe, student_folder, tmp_
 
 
 def test_an_exported_folder_verifies(recipe, student_folder, teacher_folder, tmp_path):
-    out = export_checkpoint(recipe, student_folder, tmp_path / "final").out
+    out = export_checkpoint(Job.of(recipe), student_folder, tmp_path / "final").out
     assert "not compared" in "\n".join(verify_folder(out, teacher=None).lines())
     assert "identical to" in "\n".join(verify_folder(out, teacher=teacher_folder).lines())
 
 
 def test_figures_travel_with_the_model(recipe, trained, tmp_path):
-    assert not export_checkpoint(recipe, trained, tmp_path / "none").evaluated
+    assert not export_checkpoint(Job.of(recipe), trained, tmp_path / "none").evaluated
     figures = make_report().to_dict()
     (trained / "evaluation.json").write_text(json.dumps(figures))
-    report = export_checkpoint(recipe, trained, tmp_path / "found")
+    report = export_checkpoint(Job.of(recipe), trained, tmp_path / "found")
     assert report.evaluated
     assert json.loads((report.out / "evaluation.json").read_text()) == figures
     (trained / "evaluation.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"evaluation\.json cannot be read"):
-        export_checkpoint(recipe, trained, tmp_path / "bad")
+        export_checkpoint(Job.of(recipe), trained, tmp_path / "bad")
 
 
 def test_weights_that_are_not_finite_are_refused(recipe, trained, tmp_path):
     weights = load_file(trained / "model.safetensors")
     weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], 1e6)
     save_file(weights, trained / "model.safetensors", metadata={"format": "pt"})
-    export_checkpoint(recipe, trained, tmp_path / "fine")
+    export_checkpoint(Job.of(recipe), trained, tmp_path / "fine")
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight .* is NaN or infinite as F16"):
-        export_checkpoint(recipe, trained, tmp_path / "small", dtype="float16")
+        export_checkpoint(Job.of(recipe), trained, tmp_path / "small", dtype="float16")
     assert {p.name for p in tmp_path.iterdir()} >= {"fine"}
     assert not [p for p in tmp_path.iterdir() if "small" in p.name]
 
 
 def test_what_cannot_be_exported(recipe, teacher_folder, trained, tmp_path):
     with pytest.raises(CheckpointError, match="is a plain llama checkpoint"):
-        export_checkpoint(recipe, teacher_folder, tmp_path / "a")
+        export_checkpoint(Job.of(recipe), teacher_folder, tmp_path / "a")
     with pytest.raises(RecipeError, match="layer 0: sse in the recipe, full in the checkpoint"):
-        export_checkpoint(dc.replace(recipe, layers=Layers(pattern=["sse"])), trained, tmp_path / "a")
+        export_checkpoint(Job.of(dc.replace(recipe, layers=Layers(pattern=["sse"]))), trained, tmp_path / "a")
     (trained / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="holds PEFT adapters"):
-        export_checkpoint(recipe, trained, tmp_path / "a")
+        export_checkpoint(Job.of(recipe), trained, tmp_path / "a")
     (trained / "adapter_config.json").unlink()
     (trained / "model.safetensors").write_bytes((trained / "model.safetensors").read_bytes()[:-7])
     with pytest.raises(CheckpointError, match="truncated"):
-        export_checkpoint(recipe, trained, tmp_path / "a")
+        export_checkpoint(Job.of(recipe), trained, tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
 
 def test_output_troubles(recipe, trained, tmp_path, monkeypatch):
     with pytest.raises(OutputError, match="exists"):
-        export_checkpoint(recipe, trained, trained)
+        export_checkpoint(Job.of(recipe), trained, trained)
 
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shards, "write_shard", full)
     with pytest.raises(OutputError, match="disk is full"):
-        export_checkpoint(recipe, trained, tmp_path / "full")
+        export_checkpoint(Job.of(recipe), trained, tmp_path / "full")
     assert not [p for p in tmp_path.iterdir() if "full" in p.name]
 
 
@@ -267,11 +268,11 @@ def test_interrupt_leaves_nothing(recipe, trained, tmp_path, monkeypatch):
 
     monkeypatch.setattr(exporting, "write_remote_code", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        export_checkpoint(recipe, trained, tmp_path / "half")
+        export_checkpoint(Job.of(recipe), trained, tmp_path / "half")
     assert not [p for p in tmp_path.iterdir() if "half" in p.name]
 
 
 def test_quantised_weights_are_refused(recipe, trained, tmp_path):
     edit_config(trained, quantization_config={"quant_method": "torchao"})
     with pytest.raises(CheckpointError, match=r"is quantised \(torchao\)"):
-        export_checkpoint(recipe, trained, tmp_path / "final")
+        export_checkpoint(Job.of(recipe), trained, tmp_path / "final")

@@ -2,6 +2,7 @@ import torch
 
 from sse_convert.export.export import export_checkpoint
 from sse_convert.modeling.auto import load_pretrained
+from sse_convert.surgery.job import Job
 from tests.elsewhere import beside_hub
 from tests.fake_hub import FakeHub
 
@@ -24,7 +25,7 @@ model.generate(ids, max_new_tokens=4, do_sample=False)
 
 
 def test_a_pushed_model_loads_from_the_hub_where_sse_convert_is_not_installed(recipe, student_folder, tmp_path):
-    out = export_checkpoint(recipe, student_folder, tmp_path / "final", shard_bytes=40_000).out
+    out = export_checkpoint(Job.of(recipe), student_folder, tmp_path / "final", shard_bytes=40_000).out
     with FakeHub({TOKEN: "ada"}) as hub:
         for code, arguments in ((PUSH, [out, "ada/tiny-sse"]), (LOAD, ["ada/tiny-sse", tmp_path / "logits.pt"])):
             (tmp_path / "script.py").write_text(code)

@@ -23,6 +23,7 @@ from sse_convert.inference.generate import generate_text
 from sse_convert.inference.sampling import Sampling
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.modeling.remote_code import remote_code
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.verify_run import verify_folder
 from tests.elsewhere import beside_hub, without_package
 from tests.fake_hub import FakeHub, Repo
@@ -56,8 +57,8 @@ def exported(recipe, student_folder, teacher, tmp_path):
     student = shutil.copytree(student_folder, tmp_path / "student")
     change(student, lambda tensors: tensors["model.layers.1.self_attn.o_proj.weight"].mul_(1.5))
     recipe = dc.replace(recipe, model=str(teacher))
-    whole = export_checkpoint(recipe, student, tmp_path / "whole").out
-    return whole, export_checkpoint(recipe, student, tmp_path / "small", delta=True).out
+    whole = export_checkpoint(Job.of(recipe), student, tmp_path / "whole").out
+    return whole, export_checkpoint(Job.of(recipe), student, tmp_path / "small", delta=True).out
 
 
 def test_what_is_new_or_changed_is_stored_alone(exported, teacher):
@@ -74,7 +75,7 @@ def test_what_is_new_or_changed_is_stored_alone(exported, teacher):
 
 def test_a_recipe_asks_for_it_too(exported, recipe, student_folder, teacher, tmp_path):
     asked = dc.replace(recipe, model=str(teacher), export=dc.replace(recipe.export, delta=True))
-    out = export_checkpoint(asked, tmp_path / "student", tmp_path / "asked").out
+    out = export_checkpoint(Job.of(asked), tmp_path / "student", tmp_path / "asked").out
     assert (out / "model.safetensors").read_bytes() == (exported[1] / "model.safetensors").read_bytes()
     assert torch.equal(*(logits(AutoModelForCausalLM.from_pretrained(folder)) for folder in (out, exported[0])))
 
@@ -126,7 +127,9 @@ def test_shards_of_both_are_joined(recipe, exported, teacher, tmp_path):
         shutil.copy(path, teacher)
     assert len(list(teacher.glob("*.safetensors"))) > 2
     recipe = dc.replace(recipe, model=str(teacher))
-    report = export_checkpoint(recipe, tmp_path / "student", tmp_path / "pieces-small", shard_bytes=2_000, delta=True)
+    report = export_checkpoint(
+        Job.of(recipe), tmp_path / "student", tmp_path / "pieces-small", shard_bytes=2_000, delta=True
+    )
     assert len(report.shards) > 2
     assert torch.equal(logits(load_pretrained(report.out)), logits(load_pretrained(exported[0])))
 
@@ -218,7 +221,7 @@ def test_versions_that_know_no_small_checkpoints_refuse_their_format(exported):
 def test_where_nothing_is_the_same_it_says_so(recipe, exported, tmp_path):
     change(tmp_path / "student", lambda tensors: [tensor.add_(0.5) for tensor in tensors.values()])
     with pytest.raises(CheckpointError, match="has no tensor as its teacher"):
-        export_checkpoint(recipe, tmp_path / "student", tmp_path / "none", delta=True)
+        export_checkpoint(Job.of(recipe), tmp_path / "student", tmp_path / "none", delta=True)
     assert not (tmp_path / "none").exists()
 
 
@@ -239,7 +242,9 @@ def test_join_makes_what_export_would_have(recipe, exported, tmp_path):
     config["sse"] |= {key: theirs["sse"][key] for key in ("recipe", "recipe_hash")}
     assert config == theirs
     verify_folder(report.out, teacher=tmp_path / "teacher")
-    again = export_checkpoint(dc.replace(recipe, model=str(tmp_path / "teacher")), report.out, tmp_path / "again").out
+    again = export_checkpoint(
+        Job.of(dc.replace(recipe, model=str(tmp_path / "teacher"))), report.out, tmp_path / "again"
+    ).out
     assert torch.equal(logits(load_pretrained(again)), logits(load_pretrained(whole)))
 
 
@@ -269,7 +274,7 @@ def test_a_full_disk_leaves_nothing_of_a_join(exported, tmp_path, monkeypatch):
 
 def test_commands_that_want_all_tensors_say_how_to_get_them(recipe, exported, tmp_path):
     tries = [
-        lambda: export_checkpoint(recipe, exported[1], tmp_path / "no"),
+        lambda: export_checkpoint(Job.of(recipe), exported[1], tmp_path / "no"),
         lambda: verify_folder(exported[1]),
         lambda: api.inspect(exported[1]),
         lambda: api.calibrate(recipe, exported[1], tmp_path / "no"),
@@ -282,7 +287,7 @@ def test_commands_that_want_all_tensors_say_how_to_get_them(recipe, exported, tm
 
 def test_it_generates_and_is_measured(recipe, exported):
     assert generate_text(exported[1], "The keeper", sampling=Sampling(max_new_tokens=4)).text
-    losses = [evaluate_checkpoint(recipe, folder).student.held_out for folder in exported]
+    losses = [evaluate_checkpoint(Job.of(recipe), folder).student.held_out for folder in exported]
     assert losses[0] == losses[1]
 
 
@@ -297,7 +302,8 @@ import sys
 from sse_convert.export.export import export_checkpoint
 from sse_convert.export.push import push_folder
 from sse_convert.recipe import load_recipe
-out = export_checkpoint(load_recipe(sys.argv[1]), sys.argv[2], sys.argv[3], delta=True)
+from sse_convert.surgery.job import Job
+out = export_checkpoint(Job.of(load_recipe(sys.argv[1])), sys.argv[2], sys.argv[3], delta=True)
 print(out.lines())
 push_folder(sys.argv[3], "ada/small")
 """

@@ -13,6 +13,7 @@ from huggingface_hub import constants
 
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from tests.fuzz.values import yaml_text
 from tests.surgery.models import recipe_data, save_source
 
@@ -55,7 +56,7 @@ def build(root: Path) -> None:
     bare = {key: value for key, value in recipe().items() if key in ("recipe_version", "model", "layers", "export")}
     (root / "bare.yaml").write_text(yaml_text({**bare, "calibrate": {"enabled": False}}))
     with _inside(root):
-        convert_checkpoint(recipe_from_dict(recipe()), Path("hybrid"))
+        convert_checkpoint(Job.of(recipe_from_dict(recipe())), Path("hybrid"))
 
 
 def _layer_types(family: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from sse_convert.checkpoints.load_model import load_tokenizer
 from sse_convert.recipe.loader import recipe_or_model
 from sse_convert.recipe.schema import Source
 from sse_convert.selection.probe import make_probe
+from sse_convert.surgery.job import Job
 
 ROOT = Path(__file__).parents[2]
 TEACHER = ROOT / "demo" / "teacher"
@@ -25,7 +26,5 @@ def tokenizer():
 
 
 @pytest.fixture(scope="session")
-def probe(recipe, tokenizer):
-    return make_probe(
-        recipe, tokenizer, [Source(path=str(TEXT))], tokens=512, length=256, samples=6, vocab_size=tokenizer.vocab_size
-    )
+def probe(recipe):
+    return make_probe(Job.of(recipe), [Source(path=str(TEXT))], tokens=512, length=256, samples=6)

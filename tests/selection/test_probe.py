@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from sse_convert.data.rows import RowReader
-from sse_convert.data.teacher_samples import SamplingTeacher, TeacherSamples
+from sse_convert.data.teacher_samples import TeacherSamples
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Source
 from sse_convert.selection.probe import make_probe
 from sse_convert.selection.recall_probes import NAMES, copy_rows
+from sse_convert.surgery.job import Job
 from tests.selection.conftest import TEXT
 
 
@@ -63,9 +64,9 @@ def test_one_token_cannot_be_copied():
         copy_rows(random.Random(1), [7] * 300, 1, 200)
 
 
-def test_too_little_text(recipe, tokenizer):
+def test_too_little_text(recipe):
     with pytest.raises(DataError, match="rows of 256 tokens"):
-        make_probe(recipe, tokenizer, [Source(path=str(TEXT))], tokens=256 * 40, length=256, samples=1, vocab_size=8192)
+        make_probe(Job.of(recipe), [Source(path=str(TEXT))], tokens=256 * 40, length=256, samples=1)
 
 
 def test_training_text_is_sampled_once(recipe, tokenizer, tmp_path, monkeypatch):
@@ -75,7 +76,7 @@ def test_training_text_is_sampled_once(recipe, tokenizer, tmp_path, monkeypatch)
     monkeypatch.setattr(TeacherSamples, "_sample", lambda own: sampled.append(1) or [np.arange(100, 190)] * own._rows)
     source = Source(kind="teacher", rows=40, length=90)
     recipe = dc.replace(recipe, data=dc.replace(recipe.data, train=[source], valid=[source]))
-    make_probe(recipe, tokenizer, [source], tokens=256, length=256, samples=1, vocab_size=8192)
-    teacher = SamplingTeacher(recipe.model)
-    next(RowReader([source], tokenizer, 128, recipe.data.seed, teacher=teacher).rows())
+    job = Job.of(recipe)
+    make_probe(job, [source], tokens=256, length=256, samples=1)
+    next(RowReader([source], tokenizer, 128, recipe.data.seed, teacher=job.sampler).rows())
     assert len(sampled) == 1

@@ -7,7 +7,9 @@ from sse_convert.recipe import load_recipe
 from sse_convert.recipe.choosing import TRIES, probe_rows
 from sse_convert.selection import from_recipe
 from sse_convert.surgery.choice_cost import CPU_FLOPS, choice_effort, cpu_hours
-from sse_convert.surgery.plan import geometry_of, make_plan
+from sse_convert.surgery.geometry import geometry_of
+from sse_convert.surgery.job import Job
+from sse_convert.surgery.plan import make_plan
 from tests.model_configs import model_config
 from tests.surgery.synthetic import teacher_from_config
 
@@ -51,17 +53,17 @@ def test_a_small_choice_is_whole_on_a_cpu():
 def test_a_plan_on_a_cpu_tells_its_time(monkeypatch):
     monkeypatch.setattr("sse_convert.surgery.choice_cost.forward_flops_per_second", lambda dtype: 1e11)
     teacher = teacher_from_config(model_config("smollm2-135m"), "X/Y")
-    choice = make_plan(load_recipe("smollm2-135m"), teacher=teacher, cpu=True).choice
+    choice = make_plan(Job.of(load_recipe("smollm2-135m"), lambda *_: teacher), cpu=True).choice
     assert choice.cpu_hours == pytest.approx(choice.flops / 1e11 / 3600)
     assert "min on this CPU" in choice.line()
-    assert make_plan(load_recipe("smollm2-135m"), teacher=teacher).choice.cpu_hours is None
+    assert make_plan(Job.of(load_recipe("smollm2-135m"), lambda *_: teacher)).choice.cpu_hours is None
 
 
 @pytest.mark.parametrize(("device", "light"), [("cpu", True), ("meta", False)])
 def test_select_takes_it_from_there_and_says_so(monkeypatch, capsys, device, light):
     monkeypatch.setattr(from_recipe, "pick_device", lambda asked: torch.device(device))
     teacher = teacher_from_config(model_config("smollm2-135m"), "X/Y")
-    _, settings = from_recipe.settings_for(load_recipe("smollm2-135m"), teacher)
+    _, settings = from_recipe.settings_for(Job.of(load_recipe("smollm2-135m"), lambda *_: teacher))
     own = effort("smollm2-135m", cpu=light)
     assert (settings.light, settings.tries, settings.method) == (light, own.tries, "retrieval")
     assert (settings.length, settings.tokens, settings.samples) == (
@@ -75,5 +77,7 @@ def test_select_takes_it_from_there_and_says_so(monkeypatch, capsys, device, lig
 
 def test_rows_that_are_asked_for_are_taken(monkeypatch):
     teacher = teacher_from_config(model_config("smollm2-135m"), "X/Y")
-    _, settings = from_recipe.settings_for(load_recipe("smollm2-135m"), teacher, length=2048, device="cpu")
+    _, settings = from_recipe.settings_for(
+        Job.of(load_recipe("smollm2-135m"), lambda *_: teacher), length=2048, device="cpu"
+    )
     assert (settings.light, settings.length, settings.samples) == (False, 2048, 16)

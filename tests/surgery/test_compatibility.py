@@ -13,6 +13,7 @@ from sse_convert.mixers import BASIC
 from sse_convert.recipe import load_recipe
 from sse_convert.surgery.compatibility import TRAINING_ONLY, match_recipe
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from tests.surgery.models import recipe, recipe_file, save_source
 
 BESIDE = {"kind": "sse+sliding", "qk_rank": 4, "window": 4, "sinks": 2}
@@ -25,7 +26,7 @@ def made(tmp_path_factory):
     """A teacher and its conversion."""
     folder = tmp_path_factory.mktemp("match")
     save_source(folder / "teacher")
-    convert_checkpoint(asked(folder), folder / "converted")
+    convert_checkpoint(Job.of(asked(folder)), folder / "converted")
     return folder
 
 
@@ -132,6 +133,6 @@ def test_what_is_no_converted_checkpoint(made, tmp_path):
 
 def test_export_refuses_another_recipe(made, tmp_path):
     with pytest.raises(RecipeError, match=r"mixers\.sse\+sliding\.window: 8 in the recipe, 4 in the checkpoint"):
-        export_checkpoint(asked(made, window=8), made / "converted", tmp_path / "out")
-    export_checkpoint(asked(made, balance_coef=0.5), made / "converted", tmp_path / "out")
+        export_checkpoint(Job.of(asked(made, window=8)), made / "converted", tmp_path / "out")
+    export_checkpoint(Job.of(asked(made, balance_coef=0.5)), made / "converted", tmp_path / "out")
     assert json.loads((tmp_path / "out" / CONFIG).read_text())["sse"]["layers"] == LAYERS["pattern"]

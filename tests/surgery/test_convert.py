@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from sse_convert.checkpoints import manifest
+from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.checkpoints.manifest import read_manifest
 from sse_convert.checkpoints.open import INDEX, open_checkpoint
 from sse_convert.checkpoints.provenance import read_provenance
@@ -23,7 +24,9 @@ from sse_convert.files import digest
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery import convert as converting
 from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert_checkpoint, convert_layers
-from sse_convert.surgery.plan import geometry_of, make_plan
+from sse_convert.surgery.geometry import geometry_of
+from sse_convert.surgery.job import Job
+from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.verify_run import verify_folder
 from tests.elsewhere import without_package
 from tests.modeling.tiny import FAMILIES, tiny_source
@@ -83,7 +86,7 @@ def test_no_converted_layer_gives_the_same_logits(tmp_path, model_type):
 
 
 def test_files_of_a_conversion(teacher, tmp_path):
-    convert_checkpoint(recipe(teacher), tmp_path / "out")
+    convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "out")
     ours, theirs = open_checkpoint(tmp_path / "out"), open_checkpoint(teacher)
     assert ours.shard_bytes.keys() == theirs.shard_bytes.keys() | {NEW_SHARD}
     assert not any((tmp_path / "out" / shard).samefile(teacher / shard) for shard in theirs.shard_bytes)
@@ -100,7 +103,7 @@ def test_files_of_a_conversion(teacher, tmp_path):
 
 
 def test_config_changes_only_what_it_must(teacher, tmp_path):
-    convert_checkpoint(recipe(teacher), tmp_path / "out")
+    convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "out")
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (teacher, tmp_path / "out"))
     changed = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
     assert changed == {"model_type", "architectures", "auto_map", "sse", "plain_class_guard"}
@@ -112,7 +115,7 @@ def test_config_changes_only_what_it_must(teacher, tmp_path):
 
 def test_provenance(teacher, tmp_path):
     asked = recipe(teacher)
-    convert_checkpoint(asked, tmp_path / "out", check=True)
+    convert_checkpoint(Job.of(asked), tmp_path / "out", check=True)
     sizes = {path.name: path.stat().st_size for path in teacher.glob("*.safetensors")}
     provenance = read_provenance(tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -125,7 +128,7 @@ def test_provenance(teacher, tmp_path):
 
 def test_manifest(teacher, tmp_path):
     """Every file is in it with its SHA-256, but the manifest itself."""
-    convert_checkpoint(recipe(teacher), tmp_path / "out")
+    convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "out")
     records = read_manifest(tmp_path / "out")
     paths = (path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.name != "manifest.json")
     files = {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in paths}
@@ -135,7 +138,7 @@ def test_manifest(teacher, tmp_path):
 
 
 def test_digests_of_teacher_shards_can_wait(teacher, tmp_path):
-    convert_checkpoint(recipe(teacher), tmp_path / "out", defer_digests=True)
+    convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "out", defer_digests=True)
     records = read_manifest(tmp_path / "out")
     assert {name for name, record in records.items() if record.sha256 is None} == digests(teacher).keys()
     assert {record.origin for record in records.values() if record.sha256 is None} == {"deferred"}
@@ -143,7 +146,7 @@ def test_digests_of_teacher_shards_can_wait(teacher, tmp_path):
 
 def test_an_edit_of_the_result_leaves_the_teacher_alone(teacher, tmp_path):
     before = digests(teacher)
-    convert_checkpoint(recipe(teacher), tmp_path / "out")
+    convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "out")
     for shard in before:
         with (tmp_path / "out" / shard).open("r+b") as file:
             file.seek(-1, os.SEEK_END)
@@ -152,7 +155,7 @@ def test_an_edit_of_the_result_leaves_the_teacher_alone(teacher, tmp_path):
 
 
 def test_links_where_they_are_asked_for(teacher, tmp_path):
-    report = convert_checkpoint(recipe(teacher), tmp_path / "out", link="hard")
+    report = convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "out", link="hard")
     assert set(report.teacher_shards.values()) == {"hard"}
     assert all((tmp_path / "out" / shard).samefile(teacher / shard) for shard in report.teacher_shards)
 
@@ -172,7 +175,7 @@ def test_shards_of_the_hub_cache_are_linked_and_their_digests_known(teacher, tmp
             (snapshot / path.name).symlink_to(f"../../blobs/{blob}")
     read = []
     monkeypatch.setattr(manifest, "digest", lambda path, *seen: read.append(path.name) or digest(path, *seen))
-    report = convert_checkpoint(recipe(snapshot), tmp_path / "out")
+    report = convert_checkpoint(Job.of(recipe(snapshot)), tmp_path / "out")
     records = read_manifest(tmp_path / "out")
     assert [report.teacher_shards[name] for name, _ in (large, small)] == ["hard", "hard"]
     assert (tmp_path / "out" / large[0]).samefile(blobs / large[1])
@@ -184,13 +187,13 @@ def test_shards_of_the_hub_cache_are_linked_and_their_digests_known(teacher, tmp
         file.seek(-1, os.SEEK_END)
         file.write(b"\x01")
     with pytest.raises(CheckpointError, match=f"shard {large[0]} of .* in the hub's cache has SHA-256"):
-        convert_checkpoint(recipe(snapshot), tmp_path / "checked", check=True)
+        convert_checkpoint(Job.of(recipe(snapshot)), tmp_path / "checked", check=True)
 
 
 def test_a_lone_shard_is_renamed_so_that_the_index_counts(tmp_path):
     source = save_source(tmp_path / "teacher", shard_size="5GB")
     assert (source / "model.safetensors").is_file()
-    convert_checkpoint(recipe(source), tmp_path / "out", link="hard")
+    convert_checkpoint(Job.of(recipe(source)), tmp_path / "out", link="hard")
     assert sorted(digests(tmp_path / "out")) == [ONLY_SHARD, NEW_SHARD]
     assert (tmp_path / "out" / ONLY_SHARD).samefile(source / "model.safetensors")
     model = load_pretrained(tmp_path / "out")
@@ -202,7 +205,7 @@ def test_a_lone_shard_is_renamed_so_that_the_index_counts(tmp_path):
 def test_plain_loading_is_refused(teacher, tmp_path):
     from transformers import Qwen3ForCausalLM
 
-    convert_checkpoint(recipe(teacher), tmp_path / "out")
+    convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "out")
     with pytest.raises(Exception, match="SSE layers"):
         Qwen3ForCausalLM.from_pretrained(tmp_path / "out")
 
@@ -218,7 +221,7 @@ with torch.no_grad():
 
 def test_remote_code_gives_the_same_logits(teacher, tmp_path):
     """In a process that cannot import sse_convert."""
-    convert_checkpoint(recipe(teacher), tmp_path / "out")
+    convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "out")
     ids = tokens()
     with torch.no_grad():
         save_file({"ids": ids, "logits": load_pretrained(tmp_path / "out")(ids).logits}, tmp_path / "ours.safetensors")
@@ -227,14 +230,14 @@ def test_remote_code_gives_the_same_logits(teacher, tmp_path):
 
 def test_conversion_is_deterministic_and_seeded(teacher, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        convert_checkpoint(recipe(teacher, train={"seed": seed}), tmp_path / name)
+        convert_checkpoint(Job.of(recipe(teacher, train={"seed": seed})), tmp_path / name)
     a, b, c = ((tmp_path / name / NEW_SHARD).read_bytes() for name in "abc")
     assert a == b != c
 
 
 def test_a_layer_keeps_its_start_whatever_the_others_get(teacher, tmp_path):
-    convert_checkpoint(recipe(teacher), tmp_path / "a")
-    convert_checkpoint(recipe(teacher, layers={"pattern": ["full", "full", "gla", "sse"]}), tmp_path / "b")
+    convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "a")
+    convert_checkpoint(Job.of(recipe(teacher, layers={"pattern": ["full", "full", "gla", "sse"]})), tmp_path / "b")
     a, b = (load_file(tmp_path / name / NEW_SHARD) for name in "ab")
     shared = [name for name in a if ".2." in name]
     assert shared
@@ -243,20 +246,20 @@ def test_a_layer_keeps_its_start_whatever_the_others_get(teacher, tmp_path):
 
 def test_new_tensors_take_the_teachers_dtype(tmp_path):
     source = save_source(tmp_path / "teacher", dtype=torch.bfloat16)
-    convert_checkpoint(recipe(source), tmp_path / "out")
+    convert_checkpoint(Job.of(recipe(source)), tmp_path / "out")
     assert {dtype for dtype, _ in open_checkpoint(tmp_path / "out").headers.values()} == {"BF16"}
     assert load_pretrained(tmp_path / "out").dtype == torch.bfloat16
 
 
 def test_copies_on_request_or_where_links_are_impossible(teacher, tmp_path, monkeypatch):
-    report = convert_checkpoint(recipe(teacher), tmp_path / "copied", link="copy")
+    report = convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "copied", link="copy")
     assert set(report.teacher_shards.values()) == {"copy"}
 
     def cross_device(*args):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", cross_device)
-    assert set(convert_checkpoint(recipe(teacher), tmp_path / "crossed").teacher_shards.values()) == {"copy"}
+    assert set(convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "crossed").teacher_shards.values()) == {"copy"}
     before = digests(teacher)
     for name in ("copied", "crossed"):
         after = digests(tmp_path / name)
@@ -270,7 +273,7 @@ def test_names_without_the_backbone(tmp_path):
     stored = load_file(source / "model.safetensors")
     stored = {name.removeprefix("transformer."): value for name, value in stored.items()}
     save_file({**stored, "h.0.attn.bias": torch.ones(1, 1, 4, 4)}, source / "model.safetensors", {"format": "pt"})
-    report = convert_checkpoint(recipe(source), tmp_path / "out", check=True)
+    report = convert_checkpoint(Job.of(recipe(source)), tmp_path / "out", check=True)
     assert report.unused_tensors == ["h.0.attn.bias"]
     model, plain = load_pretrained(tmp_path / "out"), AutoModelForCausalLM.from_pretrained(source)
     ours, theirs = model.state_dict(), plain.state_dict()
@@ -288,7 +291,7 @@ def test_interrupted_or_out_of_space_leaves_nothing(teacher, tmp_path, monkeypat
     expected = OutputError if isinstance(failure, OSError) else KeyboardInterrupt
     before = digests(teacher)
     with pytest.raises(expected):
-        convert_checkpoint(recipe(teacher), tmp_path / "out")
+        convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     assert digests(teacher) == before
 
@@ -296,18 +299,18 @@ def test_interrupted_or_out_of_space_leaves_nothing(teacher, tmp_path, monkeypat
 def test_output_is_checked_before_the_teacher_is_opened(tmp_path):
     (tmp_path / "out").mkdir()
     with pytest.raises(OutputError, match="exists"):
-        convert_checkpoint(recipe(tmp_path / "no-such-teacher"), tmp_path / "out")
+        convert_checkpoint(Job.of(recipe(tmp_path / "no-such-teacher")), tmp_path / "out")
 
 
 def test_a_converted_checkpoint_is_refused(teacher, tmp_path):
-    convert_checkpoint(recipe(teacher), tmp_path / "once")
+    convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "once")
     with pytest.raises(CheckpointError, match="already converted"):
-        convert_checkpoint(recipe(tmp_path / "once"), tmp_path / "twice")
+        convert_checkpoint(Job.of(recipe(tmp_path / "once")), tmp_path / "twice")
 
 
 def test_nothing_converted_is_refused(teacher, tmp_path):
     with pytest.raises(RecipeError, match="nothing is converted"):
-        convert_checkpoint(recipe(teacher, layers={"pattern": ["sse"], "keep": ["0-3"]}), tmp_path / "out")
+        convert_checkpoint(Job.of(recipe(teacher, layers={"pattern": ["sse"], "keep": ["0-3"]})), tmp_path / "out")
 
 
 def test_nan_weights_are_found_on_request(tmp_path):
@@ -316,9 +319,9 @@ def test_nan_weights_are_found_on_request(tmp_path):
     state["model.norm.weight"][3] = float("nan")
     save_file(state, source / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"NaN or Inf weights: model\.norm\.weight \(1 of 32\)"):
-        convert_checkpoint(recipe(source), tmp_path / "out", check=True)
+        convert_checkpoint(Job.of(recipe(source)), tmp_path / "out", check=True)
     assert not (tmp_path / "out").exists()
-    convert_checkpoint(recipe(source), tmp_path / "out")
+    convert_checkpoint(Job.of(recipe(source)), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -333,15 +336,15 @@ def test_nan_weights_are_found_on_request(tmp_path):
 )
 def test_layers_that_predict_further_tokens_stay_in_the_files(model_type, name, tmp_path, caplog):
     source = save_source(tmp_path / "teacher", model_type, shard_size="5GB")
-    plain = make_plan(recipe(source, layers={"pattern": ["sse", "gla", "sliding", "full"]}))
+    plain = make_plan(Job.of(recipe(source, layers={"pattern": ["sse", "gla", "sliding", "full"]}), open_for_planning))
     state = load_file(source / "model.safetensors")
     save_file(state | {name: torch.ones(4, 8)}, source / "model.safetensors", {"format": "pt"})
     asked = recipe(source, layers={"pattern": ["sse", "gla", "sliding", "full"]})
-    plan = make_plan(asked)
+    plan = make_plan(Job.of(asked, open_for_planning))
     assert any(note.startswith(f"1 tensors (32 parameters, such as {name}) are left out") for note in plan.notes)
     assert plan.active_parameters == plain.active_parameters
     assert geometry_of(open_teacher(source)).has_experts is (model_type != "qwen3_5_text")
-    report = convert_checkpoint(asked, tmp_path / "out")
+    report = convert_checkpoint(Job.of(asked), tmp_path / "out")
     assert report.unused_tensors == report.further_tensors == [name]
     said = "kept in the files, neither converted nor loaded: 1 tensors of layers that predict further tokens"
     assert any(line.startswith(said) for line in report.lines())
@@ -353,7 +356,7 @@ def test_layers_that_predict_further_tokens_stay_in_the_files(model_type, name, 
 
 
 def test_drafts_of_layers_that_predict_further_tokens_are_refused(teacher, tmp_path):
-    convert_checkpoint(recipe(teacher), tmp_path / "out")
+    convert_checkpoint(Job.of(recipe(teacher)), tmp_path / "out")
     model = load_pretrained(tmp_path / "out")
     with pytest.raises(UsageError, match="use_mtp"):
         model.generate(tokens(1, 4), max_new_tokens=2, use_mtp=True)
@@ -362,4 +365,4 @@ def test_drafts_of_layers_that_predict_further_tokens_are_refused(teacher, tmp_p
 def test_a_mixer_for_a_layer_of_linear_attention_is_refused(tmp_path):
     source = save_source(tmp_path / "teacher", "qwen3_next")
     with pytest.raises(RecipeError, match=r"gives layers 3 a mixer.* layers with softmax are 0, 1, 2"):
-        convert_checkpoint(recipe(source, layers={"pattern": ["full", "full", "sse", "sse"]}), tmp_path / "out")
+        convert_checkpoint(Job.of(recipe(source, layers={"pattern": ["full", "full", "sse", "sse"]})), tmp_path / "out")

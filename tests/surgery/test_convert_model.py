@@ -15,6 +15,7 @@ from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.recipe.recommended import recommended_mixer
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from tests.modeling.tiny import tiny_source
 from tests.surgery.models import recipe_data, save_teacher, tokens
 
@@ -45,7 +46,7 @@ def test_it_is_what_the_folder_becomes(model_type: str, mixer: str, dtype: torch
     folder = save_teacher(source, tmp_path / "teacher")
     settings = {"layers": {"pattern": [mixer], "keep": [0, -1]}, "train": {"seed": 3}}
     made = {**recipe_data(folder, **settings), "mixers": {mixer: SETTINGS[mixer]}}
-    convert_checkpoint(recipe_from_dict(made), tmp_path / "folder")
+    convert_checkpoint(Job.of(recipe_from_dict(made)), tmp_path / "folder")
     expected = load_pretrained(tmp_path / "folder")
     found = convert_model(load_pretrained(folder), keep=[0, -1], mixer={"kind": mixer, **SETTINGS[mixer]}, seed=3)
     _agree(found, expected)

@@ -4,10 +4,12 @@ from pathlib import Path
 import pytest
 
 from sse_convert import api
+from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.recipe import load_recipe, recipe_from_dict
 from sse_convert.report import format_bytes, time_in_words
 from sse_convert.surgery.costs import GPUS
 from sse_convert.surgery.costs_report import cost_lines, fewest_gpus, launch_command, usual_way
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.memory import GIB, GPU_GIB, USABLE
 from sse_convert.surgery.plan import make_plan
 from tests.model_configs import config_path, model_config
@@ -22,7 +24,7 @@ def costs_of(name, overrides=(), **changes):
     config = model_config(name, changes)
     fixed = MEASURED / f"{name}.yaml"
     recipe = load_recipe(fixed if fixed.is_file() else name, list(overrides))
-    return make_plan(recipe, teacher=synthetic.teacher_from_config(config, name)).costs
+    return make_plan(Job.of(recipe, lambda *_: synthetic.teacher_from_config(config, name))).costs
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -145,7 +147,7 @@ def test_without_text_the_next_command_converts(tmp_path, calibrate):
     source = synthetic.checkpoint(tmp_path / "m")
     data = {"recipe_version": 1, "model": str(source), "layers": {"pattern": ["sliding", "full"]}}
     data |= {"calibrate": {"enabled": calibrate}, "eval": {"tokens": 0}, "export": {"dir": "out/x"}}
-    plan = make_plan(recipe_from_dict(data))
+    plan = make_plan(Job.of(recipe_from_dict(data), open_for_planning))
     command = "convert RECIPE -o out/x-converted" if calibrate else "run RECIPE"
     assert plan.lines()[-1] == f"next: sse-convert {command}"
     assert (plan.costs.stages, plan.costs.ways) == ([], [])

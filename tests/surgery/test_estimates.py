@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.training.estimates import NEAR, rows
 from sse_convert.recipe import load_recipe
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.plan import make_plan
 from tests.model_configs import model_config
 from tests.surgery.synthetic import teacher_from_config
@@ -19,7 +20,7 @@ ON_CPU = json.loads((Path(__file__).parents[2] / "benchmarks" / "training" / "cp
 def test_the_estimate_of_a_cpu_is_near_what_was_measured(name):
     stages = f"stages={json.dumps([ON_CPU[name]['stage']])}"
     teacher = teacher_from_config(model_config("smollm2-135m"), "smollm2")
-    plan = make_plan(load_recipe("smollm2-135m-heads", [stages]), teacher=teacher, cpu=True)
+    plan = make_plan(Job.of(load_recipe("smollm2-135m-heads", [stages]), lambda *_: teacher), cpu=True)
     assert plan.stages[0].cpu_bytes == pytest.approx(ON_CPU[name]["peak_bytes"], rel=0.2)
 
 

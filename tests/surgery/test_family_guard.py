@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import Gemma4TextConfig
 
+from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.errors import CheckpointError
@@ -15,6 +16,7 @@ from sse_convert.modeling.arch_spec import ArchSpec
 from sse_convert.modeling.architectures import spec_for
 from sse_convert.modeling.attention_dims import dims_by_layer, document_attention_problem
 from sse_convert.surgery.family_guard import check_family, model_problems
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.plan import make_plan
 from tests.modeling.tiny import ENTRIES, tiny_config
 from tests.surgery.models import recipe, save_source
@@ -127,6 +129,6 @@ def test_a_layer_that_hands_nothing_on_is_named() -> None:
 def test_plan_refuses_before_any_weight_is_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source = save_source(tmp_path / "teacher", "olmo", clip_qkv=8.0)
     with pytest.raises(CheckpointError, match=r"would lose: config field clip_qkv = 8\.0") as caught:
-        make_plan(recipe(source))
+        make_plan(Job.of(recipe(source), open_for_planning))
     assert "'olmo'" in caught.value.expected
     check_family(tiny_config("olmo"), spec_for("olmo"))

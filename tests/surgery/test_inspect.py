@@ -2,12 +2,14 @@ import json
 
 import pytest
 
+from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.checkpoints.provenance import FILE
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.inspect import inspect_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.plan import make_plan
 from tests.surgery.models import recipe, save_source
 
@@ -16,12 +18,12 @@ from tests.surgery.models import recipe, save_source
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inspect")
     save_source(folder / "teacher", "gemma3_text")
-    convert_checkpoint(recipe(folder / "teacher"), folder / "out")
+    convert_checkpoint(Job.of(recipe(folder / "teacher")), folder / "out")
     return folder
 
 
 def test_a_converted_checkpoint_is_what_was_planned(made):
-    report, plan = inspect_checkpoint(made / "out"), make_plan(recipe(made / "teacher"))
+    report, plan = inspect_checkpoint(made / "out"), make_plan(Job.of(recipe(made / "teacher"), open_for_planning))
     assert report.converted
     assert report.model_type == "sse_gemma3_text"
     assert report.layers == plan.layer_names
@@ -38,7 +40,9 @@ def test_a_plain_checkpoint(made):
     report = inspect_checkpoint(made / "teacher")
     assert (report.converted, report.layers, report.new_parameters) == (False, ["full"] * 4, 0)
     assert "a plain checkpoint, not converted" in report.lines()
-    assert list(report.cache.values()) == [row.teacher_bytes for row in make_plan(recipe(made / "teacher")).cache]
+    assert list(report.cache.values()) == [
+        row.teacher_bytes for row in make_plan(Job.of(recipe(made / "teacher"), open_for_planning)).cache
+    ]
 
 
 def test_on_the_command_line(made, capsys):
@@ -49,7 +53,7 @@ def test_on_the_command_line(made, capsys):
 
 
 def test_damaged_provenance(made, tmp_path):
-    convert_checkpoint(recipe(made / "teacher"), tmp_path / "out")
+    convert_checkpoint(Job.of(recipe(made / "teacher")), tmp_path / "out")
     (tmp_path / "out" / FILE).write_text('{"format": 99}')
     with pytest.raises(CheckpointError, match=r"sse_convert\.json cannot be read: unknown format"):
         inspect_checkpoint(tmp_path / "out")

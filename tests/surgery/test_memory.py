@@ -13,8 +13,8 @@ from sse_convert.modeling.hybrid import model_class_for, source_class
 from sse_convert.modeling.logits import FUSED_BYTES, KL_BYTES, SHARE, logits_at_once
 from sse_convert.recipe.schema import Stage, Train
 from sse_convert.surgery.budget import Geometry, added_parameters
+from sse_convert.surgery.geometry import geometry_of
 from sse_convert.surgery.memory import GIB, MOST_TOKENS, ONE, USABLE, Processes, StageMemory, most_rows
-from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.stage_memory import (
     COMPILED_LAYER,
     COMPILED_SHARE,

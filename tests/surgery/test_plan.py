@@ -5,6 +5,7 @@ import pytest
 from transformers import Gemma4TextConfig
 
 from sse_convert.checkpoints import open as opening
+from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.checkpoints.meta_model import skeleton
 from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.cli.app import app
@@ -12,6 +13,7 @@ from sse_convert.cli.runner import run_app
 from sse_convert.errors import RecipeError
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.report import time_in_words
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.speed import training_flops
 from tests.model_configs import model_config
@@ -24,7 +26,7 @@ STAGE = {"name": "s", "loss": "ce", "tokens": 1_000_000, "seq_len": 4096, "lr": 
 def plan_of(config, **changes):
     data = {"data": {"train": [{"path": "some/dataset"}]}, "calibrate": {"enabled": False}, **changes}
     return make_plan(
-        recipe_from_dict(models.recipe_data("m", **data)), teacher=synthetic.teacher_from_config(config, "m")
+        Job.of(recipe_from_dict(models.recipe_data("m", **data)), lambda *_: synthetic.teacher_from_config(config, "m"))
     )
 
 
@@ -41,7 +43,7 @@ def test_405_billion_parameters(tmp_path):
         calibrate={"enabled": False},
     )
     start = time.process_time()
-    plan = make_plan(recipe)
+    plan = make_plan(Job.of(recipe, open_for_planning))
     assert time.process_time() - start < 3
     assert plan.parameters == 405_853_388_800
     assert len(plan.layers) == 126
@@ -123,7 +125,7 @@ def test_of_experts_a_token_meets_a_few():
 
 def test_stage_flops(qwen3):
     """A teacher of P parameters without its context: 6 P per token for full training, 2 P more with its forward."""
-    from sse_convert.surgery.plan import geometry_of
+    from sse_convert.surgery.geometry import geometry_of
 
     geometry = geometry_of(synthetic.teacher_from_config(QWEN3, "m"))
     plain = [None] * 28
@@ -269,7 +271,7 @@ def test_rope_that_a_family_cannot_have(tmp_path, family, rope, message):
         layers={"pattern": ["sse"]},
     )
     with pytest.raises(RecipeError, match=message):
-        make_plan(recipe_from_dict(data))
+        make_plan(Job.of(recipe_from_dict(data), open_for_planning))
 
 
 @pytest.mark.parametrize(
@@ -284,7 +286,7 @@ def test_rows_cannot_be_split_over_processes_in_every_family(tmp_path, family, m
     stage = {**STAGE, "seq_len": 64, "batch_tokens": 64, "context_parallel": 2}
     asked = models.recipe(source, stages=[stage], layers={"pattern": ["sse", "full"]}, data={"train": [{"path": "x"}]})
     with pytest.raises(RecipeError, match=message):
-        make_plan(asked)
+        make_plan(Job.of(asked, open_for_planning))
 
 
 def test_layers_of_other_sizes_than_the_first():

@@ -22,6 +22,7 @@ from sse_convert.recipe import load_recipe
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.schema import Source
 from sse_convert.surgery import new_recipe as module
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.recipe_text import HUB_CHATS, MOST_PASSES
 from tests.fake_hub import FakeHub
 
@@ -120,7 +121,7 @@ def test_run_accepts_what_is_written(monkeypatch, kind, held_out, cpu, hours):
     recipe = load_recipe(NEW)
     assert not list(check_run(recipe))
     assert not [note for note in api.plan(NEW).notes if "refuses" in note]
-    check_texts(recipe, open_for_planning(model))
+    check_texts(Job.of(recipe, open_for_planning))
     chats = any(source.kind == "chat" for source in recipe.data.train)
     assert chats == any("chat" in of for _, of in KINDS[kind])
     for stage in recipe.stages:
@@ -264,7 +265,7 @@ def test_run_accepts_what_is_written_of_a_dataset(hub, path, kind, keys):
     assert recipe.data.train == [Source(path=path, streaming=True, split="train_sft", **keys)]
     assert recipe.data.valid == [Source(path=path, streaming=True, split="test", **keys)]
     assert not list(check_run(recipe))
-    check_texts(recipe, open_for_planning(model))
+    check_texts(Job.of(recipe, open_for_planning))
     stage = recipe.stages[0]
     assert stage.loss_mask == ("assistant" if "chat" in kind else "all")
     row = next(RowReader(recipe.data.train, tokenizer_of(model), stage.seq_len, 0, loss_mask=stage.loss_mask).rows())

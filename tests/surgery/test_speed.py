@@ -6,6 +6,7 @@ import pytest
 
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.schema import Stage
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.speed import (
     MEASURED,
@@ -104,7 +105,7 @@ def test_a_real_run_took_as_long_as_is_reckoned():
     trials = json.loads((REAL / "mixed_smollm2.json").read_text())["trials"]
     (run,) = (trial for trial in trials if trial["lever"] == "6 heads, one state, a fifth of the rates")
     teacher = teacher_from_config(model_config("smollm2-135m"), "smollm2-135m")
-    way = make_plan(load_recipe("smollm2-135m-heads"), teacher=teacher).costs.way(1, 141)
+    way = make_plan(Job.of(load_recipe("smollm2-135m-heads"), lambda *_: teacher)).costs.way(1, 141)
     assert way.hours * 3600 == pytest.approx(run["seconds"], rel=0.2)
 
 

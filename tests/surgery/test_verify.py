@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sse_convert.checkpoints.identity import write_sealed
 from sse_convert.checkpoints.manifest import FILE as MANIFEST
 from sse_convert.checkpoints.manifest import read_manifest
 from sse_convert.checkpoints.open import INDEX
@@ -14,8 +15,9 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, HubError, VerificationError
 from sse_convert.surgery.convert import NEW_SHARD, ONLY_SHARD, convert_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.verify_run import verify_folder
-from sse_convert.training.stage_record import write_record
+from sse_convert.training.stage_record import record_of
 from tests.surgery.models import recipe, save_source
 from tests.surgery.synthetic import edit_config
 
@@ -25,7 +27,7 @@ def made(tmp_path_factory):
     """A teacher in one shard and its conversion. Tests work on copies."""
     folder = tmp_path_factory.mktemp("verify")
     save_source(folder / "teacher", shard_size="5GB")
-    convert_checkpoint(recipe(folder / "teacher"), folder / "out")
+    convert_checkpoint(Job.of(recipe(folder / "teacher")), folder / "out")
     return folder
 
 
@@ -167,7 +169,7 @@ def test_alignment_trains_converted_layers_alone(others, unrecorded):
 
 def test_a_stage_of_another_recipe_says_itself_what_it_trained(others, unrecorded):
     trained(unrecorded, MIXERS)
-    write_record(unrecorded, {"stage": {"loss": "ce", "train": "all"}}, {})
+    write_sealed(unrecorded / "stage.json", record_of({"stage": {"loss": "ce", "train": "all"}}, {}))
     assert details(verify_folder(unrecorded, teacher=others / "weights"))["teacher"].startswith("0 of 47")
 
 
@@ -259,7 +261,7 @@ def test_what_people_may_change(out):
 
 
 def test_deferred_digests_are_named(made, tmp_path):
-    convert_checkpoint(recipe(made / "teacher"), tmp_path / "out", defer_digests=True)
+    convert_checkpoint(Job.of(recipe(made / "teacher")), tmp_path / "out", defer_digests=True)
     found = details(verify_folder(tmp_path / "out"))["files"]
     assert found.endswith(f"; SHA-256 was deferred, so only their size is known: {ONLY_SHARD}")
 

@@ -12,6 +12,7 @@ from sse_convert.checkpoints.manifest import write_manifest
 from sse_convert.checkpoints.provenance import FILE
 from sse_convert.surgery import originals
 from sse_convert.surgery.convert import ONLY_SHARD, convert_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.verify_run import verify_folder
 from tests.surgery.models import recipe, save_source
 
@@ -23,7 +24,7 @@ WIDER = "model.norm.weight"
 def run(tmp_path):
     """A teacher, and a run of two trained steps that store one of its tensors in another dtype."""
     save_source(tmp_path / "teacher", shard_size="5GB")
-    first = convert_checkpoint(recipe(tmp_path / "teacher"), tmp_path / "run" / STEPS[0]).out
+    first = convert_checkpoint(Job.of(recipe(tmp_path / "teacher")), tmp_path / "run" / STEPS[0]).out
     tensors = load_file(first / ONLY_SHARD)
     save_file({**tensors, WIDER: tensors[WIDER].to(torch.float64)}, first / ONLY_SHARD, {"format": "pt"})
     provenance = json.loads((first / FILE).read_text())

@@ -11,6 +11,7 @@ from sse_convert.checkpoints.open import SINGLE
 from sse_convert.checkpoints.provenance import FILE
 from sse_convert.errors import VerificationError
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.verify_run import verify_folder
 from tests.modeling.tiny import VOCAB
 from tests.surgery.models import recipe, save_source
@@ -23,7 +24,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 def resized(folder, size, model_type="qwen3", **options):
     """A teacher, and its conversion with another number of tokens as transformers saves it; the latter's folder."""
     save_source(folder / "teacher", model_type, **options)
-    made = convert_checkpoint(recipe(folder / "teacher"), folder / "made").out
+    made = convert_checkpoint(Job.of(recipe(folder / "teacher")), folder / "made").out
     model = AutoModelForCausalLM.from_pretrained(made)
     model.resize_token_embeddings(size)
     model.save_pretrained(folder / "out")

@@ -11,9 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from sse_convert.data.teacher_samples import CACHE_VARIABLE
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.training.metrics import read
-from sse_convert.training.stage import run_stage
 from tests.recipe.recipes import entries
+from tests.training.running import run_alone
 
 TEXT = "the keeper of lighthouse walked down to harbor before dawn and wrote each ship that passed his ledger"
 TEMPLATE = (
@@ -152,7 +153,7 @@ def recipe_for(teacher, text, out, *, stages=(), **settings):
 def converted(tmp_path_factory, teacher_folder, text_folder):
     """The tiny Llama with an SSE, a sliding and a full layer."""
     folder = tmp_path_factory.mktemp("converted") / "model"
-    convert_checkpoint(recipe_for(teacher_folder, text_folder, "unused"), folder)
+    convert_checkpoint(Job.of(recipe_for(teacher_folder, text_folder, "unused")), folder)
     return folder
 
 
@@ -172,7 +173,7 @@ def train(make, converted, tmp_path):
 
     def run(name, out="result", *, checkpoint=None, recipe=None, **settings):
         recipe = recipe or make((name, settings))
-        report = run_stage(recipe, recipe.stages[0], checkpoint or converted, tmp_path / out)
+        report = run_alone(recipe, recipe.stages[0], checkpoint or converted, tmp_path / out)
         return tmp_path / out, report
 
     return run

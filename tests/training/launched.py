@@ -31,7 +31,7 @@ from sse_convert.recipe.schema import Train
 from sse_convert.training import loop
 from sse_convert.training.setup import load_student, make_accelerator
 from sse_convert.training.sharding import receive, share_out
-from sse_convert.training.stage import run_stage
+from tests.training.running import run_alone
 
 STOPPED = "stopped"
 """the stage of this name is interrupted in its fourth step"""
@@ -72,9 +72,9 @@ def run_stages(recipe, checkpoint, out):
     for stage in recipe.stages:
         if stage.name in (STOPPED, CONTINUED):
             with interrupted_after(3):
-                run_stage(recipe, stage, checkpoint, out / stage.name)
+                run_alone(recipe, stage, checkpoint, out / stage.name)
         if stage.name != STOPPED:
-            run_stage(recipe, stage, checkpoint, out / stage.name)
+            run_alone(recipe, stage, checkpoint, out / stage.name)
 
 
 def begin_anew():
@@ -93,7 +93,7 @@ def forked(recipe, stage, checkpoint, out):
     """What each process does that `debug_launcher` forks off a test."""
     begin_anew()
     fresh_accelerate()
-    run_stage(recipe, stage, checkpoint, out)
+    run_alone(recipe, stage, checkpoint, out)
     PartialState().destroy_process_group()
 
 
@@ -118,7 +118,7 @@ def forked_memory(recipe, stage, checkpoint, out):
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     with interrupted_after(0):
-        run_stage(recipe, stage, checkpoint, out)
+        run_alone(recipe, stage, checkpoint, out)
     grown = resident("VmHWM") - before
     Path(f"{out}-memory-{PartialState().process_index}").write_text(str(grown))
     PartialState().destroy_process_group()
@@ -132,7 +132,7 @@ def forked_copies(checkpoints, out):
     for name, folder in checkpoints.items():
         path = out / f"{name}-{accelerator.process_index}"
         try:
-            model = load_student(folder, open_checkpoint(folder).config["sse"], accelerator)
+            model = load_student(files := open_checkpoint(folder), files.config["sse"], accelerator)
         except CheckpointError as error:
             path.write_text(str(error))
             continue

@@ -9,6 +9,7 @@ from accelerate import PartialState, debug_launcher
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, patch_environment
 
+from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.errors import HardwareError, RecipeError, TrainingError
 from sse_convert.evaluation import evaluate
 from sse_convert.evaluation.evaluate import evaluate_checkpoint
@@ -18,13 +19,14 @@ from sse_convert.modeling.sink_attention import use_kernels
 from sse_convert.pipeline import run_recipe
 from sse_convert.recipe.schema import Stage
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.plan import make_plan
 from sse_convert.training.context import ROW_POSITIONS, Place, choose_attention, lay_out
 from sse_convert.training.setup import make_accelerator
-from sse_convert.training.stage import run_stage
 from tests.modeling.tiny import tiny_source
 from tests.training.conftest import losses, recipe_for
 from tests.training.launched import CONTINUED, forked_stages, fresh_accelerate
+from tests.training.running import run_alone
 
 SIZE = {"micro_batch": 1, "batch_tokens": 64, "seq_len": 64, "tokens": 256, "lr": {"mixers": 3e-4, "rest": 1e-4}}
 """one row per step, which two processes can only split"""
@@ -59,9 +61,9 @@ def test_two_processes_with_half_of_each_row(build, chats, text_folder, tmp_path
     answers = {**SIZE, "name": "answers", "loss_mask": "assistant"}
     settings = {"data": data, "train": {"validate_every": 64}}
     one, two = (build(parts, [*STAGES, ("distill", answers)], **settings) for parts in (1, 2))
-    convert_checkpoint(one, tmp_path / "converted")
+    convert_checkpoint(Job.of(one), tmp_path / "converted")
     for stage in one.stages:
-        run_stage(one, stage, tmp_path / "converted", tmp_path / "one" / stage.name)
+        run_alone(one, stage, tmp_path / "converted", tmp_path / "one" / stage.name)
     with patch_environment(accelerate_use_fsdp="true", fsdp_version="2"):
         debug_launcher(forked_stages, (two, tmp_path / "converted", tmp_path / "two"), num_processes=2)
     for stage in one.stages:
@@ -95,7 +97,7 @@ def test_recipes_that_cannot_be_split(build, stages, key, message):
 def test_heads_that_cannot_be_dealt_out(build, parts, message):
     recipe = build(parts, [("distill", {**SIZE, "seq_len": 24 * 8, "batch_tokens": 24 * 8})])
     with pytest.raises(RecipeError, match=message):
-        make_plan(recipe)
+        make_plan(Job.of(recipe, open_for_planning))
 
 
 def test_processes_that_do_not_go_together(build, tmp_path):
@@ -137,8 +139,8 @@ def test_a_launched_evaluation_by_itself(build, text_folder, tmp_path, parts):
     """Windows are read together where the recipe splits rows, else by the first process; one writes the report."""
     data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "0.txt")}]}
     recipe = build(parts, STAGES[1:2], data=data, eval=EVAL)
-    convert_checkpoint(recipe, tmp_path / "converted")
-    alone = evaluate_checkpoint(build(1, STAGES[1:2], data=data, eval=EVAL), tmp_path / "converted").to_dict()
+    convert_checkpoint(Job.of(recipe), tmp_path / "converted")
+    alone = evaluate_checkpoint(Job.of(build(1, STAGES[1:2], data=data, eval=EVAL)), tmp_path / "converted").to_dict()
     debug_launcher(forked_evaluation, (recipe, tmp_path, alone, parts), num_processes=2)
     report = json.loads((tmp_path / "0.json").read_text())
     assert report["student"]["agreement"][0]["kl"] == pytest.approx(alone["student"]["agreement"][0]["kl"], rel=1e-3)
@@ -153,7 +155,7 @@ def forked_evaluation(recipe, folder, alone, parts):
     LongRows.hidden = lambda *args: seen.append(args[2].shape[1]) or hidden(*args)
     evaluate.load_model = lambda *args, **settings: loaded.append(args[0]) or load(*args, **settings)
     rank = torch.distributed.get_rank()
-    report = evaluate_checkpoint(recipe, folder / "converted", out=folder / f"{rank}.json").to_dict()
+    report = evaluate_checkpoint(Job.of(recipe), folder / "converted", out=folder / f"{rank}.json").to_dict()
     assert set(seen) == ({64} if parts == 2 else set())
     assert len(loaded) == (2 if parts == 2 or rank == 0 else 0)
     for found, expected in zip(report["student"]["held_out"], alone["student"]["held_out"], strict=True):

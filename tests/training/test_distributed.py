@@ -16,9 +16,10 @@ from accelerate.utils import patch_environment
 
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery.convert import convert_checkpoint
-from sse_convert.training.stage import run_stage
+from sse_convert.surgery.job import Job
 from tests.training.conftest import losses, recipe_for
 from tests.training.launched import COMPILED, CONTINUED, OLDEST, STOPPED, forked, forked_gradients, forked_main
+from tests.training.running import run_alone
 
 pytestmark = pytest.mark.slow
 FSDP2 = {"accelerate_use_fsdp": "true", "fsdp_version": "2"}
@@ -111,7 +112,7 @@ def compiled(teacher_folder, text_folder, converted):
 
 
 def with_converted(recipe, folder):
-    convert_checkpoint(recipe, folder / "converted")
+    convert_checkpoint(Job.of(recipe), folder / "converted")
     return recipe, folder / "converted"
 
 
@@ -120,7 +121,7 @@ def alone(recipe, converted, tmp_path_factory):
     """Every stage in one process."""
     folder = tmp_path_factory.mktemp("alone")
     for stage in recipe.stages:
-        run_stage(recipe, stage, converted, folder / stage.name)
+        run_alone(recipe, stage, converted, folder / stage.name)
     return folder
 
 
@@ -174,7 +175,7 @@ def test_a_checkpoint_of_two_processes_is_continued(how, recipe, converted, alon
     assert [path.name for path in (tmp_path / f"{STOPPED}.work").glob("step-*")] == ["step-000002"]
     arguments = recipe, stopped, converted, tmp_path / STOPPED
     if processes == 1:
-        assert run_stage(*arguments).steps == 4
+        assert run_alone(*arguments).steps == 4
     else:
         with patch_environment(**FSDP2):
             debug_launcher(forked, arguments, num_processes=processes)
@@ -196,14 +197,14 @@ def test_windows_beside_sse_in_two_processes(how, windows, launched, tmp_path):
         pytest.skip("rows over two processes (test_context.py) have them")
     recipe, checkpoint = windows
     for stage in recipe.stages:
-        run_stage(recipe, stage, checkpoint, tmp_path / stage.name)
+        run_alone(recipe, stage, checkpoint, tmp_path / stage.name)
         expected, found = (torch.tensor(losses(folder / stage.name)) for folder in (tmp_path, launched / "windows"))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
 def test_answers_alone_in_two_processes(answers, launched, tmp_path):
     recipe, checkpoint = answers
-    run_stage(recipe, recipe.stages[0], checkpoint, tmp_path / "distill")
+    run_alone(recipe, recipe.stages[0], checkpoint, tmp_path / "distill")
     for key in ("loss", "grad_norm", "predicted"):
         expected, found = (torch.tensor(losses(at / "distill", key)) for at in (tmp_path, launched / "answers"))
         assert len(expected) == 4
@@ -227,7 +228,7 @@ def test_mixed_precision_and_checkpointing_under_the_oldest_fsdp(how, bf16, laun
     recipe, checkpoint = bf16
     *stages, _ = recipe.stages
     for stage in stages:
-        run_stage(recipe, stage, checkpoint, tmp_path / stage.name)
+        run_alone(recipe, stage, checkpoint, tmp_path / stage.name)
         for key, tolerance in (("loss", 2**-8), ("grad_norm", 2**-5)):
             expected, found = (torch.tensor(losses(root / stage.name, key)) for root in (tmp_path, launched / OLDEST))
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=0)

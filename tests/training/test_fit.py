@@ -7,18 +7,18 @@ import weakref
 import pytest
 import torch
 
-from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.compat import compile_error
 from sse_convert.errors import HardwareError
 from sse_convert.surgery import memory
-from sse_convert.surgery.compatibility import match_recipe
+from sse_convert.surgery.geometry import geometry_of
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.memory import USABLE
-from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.stage_memory import stage_memory
 from sse_convert.training import fit, uptrain
 from sse_convert.training.fit import Chosen, Fit
 from sse_convert.training.losses import linear_cross_entropy
 from sse_convert.training.setup import make_accelerator
+from sse_convert.training.stage_job import StageJob, settle
 from sse_convert.training.uptrain import Uptrain
 from tests.training.conftest import losses
 
@@ -32,23 +32,23 @@ def fitted(make, converted, tmp_path, monkeypatch):
 
     def build(free=None, stage="uptrain", train=None, **settings):
         recipe = make((stage, {**AUTO, **settings}), train=train or {})
-        files = open_checkpoint(converted)
         memory = None if free is None else (1 << 30, int(free))
         monkeypatch.setattr(fit, "gpu_memory", lambda accelerator: memory)
         accelerator = make_accelerator(recipe.train)
-        match = match_recipe(recipe, files)
-        return Fit(stage=recipe.stages[0], train=recipe.train, accelerator=accelerator, files=files, match=match)
+        return Fit(settle(Job.of(recipe), recipe.stages[0], converted, tmp_path / "unused", accelerator))
 
     return build
 
 
 def needed(own, rows, *, checkpointing, bf16=False):
     """Bytes that must be free for a pass of these rows."""
-    mixers = [own.match.mixers.get(name) for name in own.match.names]
-    geometry = geometry_of(fit.source_view(own.files))
-    how = {"bf16": bf16, "checkpointing": checkpointing, "cuda_graphs": False, "shared": own.shared}
-    estimate = stage_memory(geometry, mixers, own.stage, lora_rank=own.train.lora_rank, **how)
-    return estimate.total(own.stage.seq_len, rows, 1 << 30) / USABLE
+    ready = own.ready
+    mixers = [ready.match.mixers.get(name) for name in ready.match.names]
+    geometry = geometry_of(fit.source_view(ready.files))
+    shared = fit.still_the_teachers(ready.job.recipe.stages, ready.stage)
+    how = {"bf16": bf16, "checkpointing": checkpointing, "cuda_graphs": False, "shared": shared}
+    estimate = stage_memory(geometry, mixers, ready.stage, lora_rank=ready.train.lora_rank, **how)
+    return estimate.total(ready.stage.seq_len, rows, 1 << 30) / USABLE
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])
@@ -80,8 +80,9 @@ def test_what_exists_once_leaves_room_for_rows(fitted, monkeypatch):
     monkeypatch.setattr(fit, "ENOUGH_TOKENS", 1)
 
     def own(free=None, *, shared):
-        found = fitted(free, "distill", train={"mixed_precision": "bf16"})
-        return dc.replace(found, stage=dc.replace(found.stage, train="mixers"), shared=shared)
+        monkeypatch.setattr(fit, "still_the_teachers", lambda *_: shared)
+        ready = fitted(free, "distill", train={"mixed_precision": "bf16"}).ready
+        return Fit(dc.replace(ready, stage=dc.replace(ready.stage, train="mixers")))
 
     free = needed(own(shared=True), 16, checkpointing=False, bf16=True) + 1
     once, twice = (own(free, shared=shared).choose(None).micro_batch for shared in (True, False))
@@ -199,7 +200,7 @@ def test_a_later_step_out_of_memory_is_an_error(train, monkeypatch):
 
 def test_several_processes_say_what_to_do(train, tmp_path, monkeypatch):
     failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), times=9)
-    monkeypatch.setattr("sse_convert.training.stage._StageRun._alone", property(lambda self: False))
+    monkeypatch.setattr(StageJob, "alone", property(lambda self: False))
     with pytest.raises(HardwareError, match="start again"):
         train("uptrain", **AUTO)
     assert json.loads((tmp_path / "result.work" / fit.FILE).read_text())["micro_batch"] == 8

@@ -12,18 +12,19 @@ from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import resolve
 from sse_convert.recipe.schema import Stage
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.geometry import geometry_of
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.memory import Processes
-from sse_convert.surgery.plan import geometry_of
 from sse_convert.surgery.stage_memory import stage_memory
 from sse_convert.surgery.verify_run import verify_folder
-from sse_convert.training import distill, model_objective, stage
+from sse_convert.training import attempt, distill, model_objective
 from sse_convert.training.frozen_matrices import hold_low, share, with_originals
 from sse_convert.training.lora import add_lora, lora_targets
 from sse_convert.training.setup import prepare_parameters
-from sse_convert.training.stage import run_stage
 from tests.modeling.tiny import tiny_source
 from tests.training.conftest import losses, make_llama
 from tests.training.launched import forked
+from tests.training.running import run_alone
 
 LOW = torch.bfloat16
 SHARED = Processes(2, sharded=True)
@@ -142,7 +143,7 @@ def test_training_is_the_same_to_the_bit(make, any_teacher, tmp_path, monkeypatc
     rates = {"lr": {"mixers": 3e-3}} if trained == "mixers" else {}
     own = {"train": trained, "tokens": 512, "gradient_checkpointing": True, **rates}
     recipe = make((stage, own), model=str(any_teacher), train={"mixed_precision": precision})
-    convert_checkpoint(recipe, tmp_path / "converted")
+    convert_checkpoint(Job.of(recipe), tmp_path / "converted")
     low, shared = [], []
 
     def held(model, dtype):
@@ -158,7 +159,7 @@ def test_training_is_the_same_to_the_bit(make, any_teacher, tmp_path, monkeypatc
     for name, ways in (("held", (held, counted)), ("plain", (lambda *_: {},) * 2)):
         monkeypatch.setattr(model_objective, "hold_low", ways[0])
         monkeypatch.setattr(distill, "share", ways[1])
-        run_stage(recipe, recipe.stages[0], tmp_path / "converted", tmp_path / name)
+        run_alone(recipe, recipe.stages[0], tmp_path / "converted", tmp_path / name)
         found[name] = losses(tmp_path / name), load_file(tmp_path / name / "model.safetensors")
     assert bool(low) == (precision == "bf16")
     assert bool(shared) == (stage == "distill")  # on a CPU the teacher is in float32: what is not held low is shared
@@ -175,12 +176,12 @@ def test_training_is_the_same_to_the_bit(make, any_teacher, tmp_path, monkeypatc
 def test_frozen_matrices_are_halved_before_the_teacher_is_read(make, any_teacher, tmp_path, monkeypatch):
     own = {"train": "mixers", "tokens": 256, "lr": {"mixers": 3e-3}}
     recipe = make(("distill", own), model=str(any_teacher), train={"mixed_precision": "bf16"})
-    convert_checkpoint(recipe, tmp_path / "converted")
+    convert_checkpoint(Job.of(recipe), tmp_path / "converted")
     order = []
-    for place, name in ((model_objective, "hold_low"), (stage, "load_teacher")):
+    for place, name in ((model_objective, "hold_low"), (attempt, "load_teacher")):
         real = getattr(place, name)
         monkeypatch.setattr(place, name, lambda *given, name=name, real=real: (order.append(name), real(*given))[1])
-    run_stage(recipe, recipe.stages[0], tmp_path / "converted", tmp_path / "out")
+    run_alone(recipe, recipe.stages[0], tmp_path / "converted", tmp_path / "out")
     assert order == ["hold_low", "load_teacher"]
 
 
@@ -188,7 +189,7 @@ def test_frozen_matrices_are_halved_before_the_teacher_is_read(make, any_teacher
 def test_two_processes_of_ddp_as_well(make, any_teacher, tmp_path, monkeypatch):
     own = {"train": "lora", "tokens": 512, "micro_batch": 1}
     recipe = make(("distill", own), model=str(any_teacher), train={"mixed_precision": "bf16"})
-    convert_checkpoint(recipe, tmp_path / "converted")
+    convert_checkpoint(Job.of(recipe), tmp_path / "converted")
     for name in ("held", "plain"):
         debug_launcher(forked, (recipe, recipe.stages[0], tmp_path / "converted", tmp_path / name), num_processes=2)
         monkeypatch.setattr(model_objective, "hold_low", lambda *_: {})
@@ -212,7 +213,7 @@ def test_the_estimate_counts_experts(tmp_path, tokenizer):
 @pytest.mark.parametrize("any_teacher", [LOW, torch.float32], indirect=True)
 def test_the_estimate_counts_what_is_held_low(make, any_teacher, tmp_path):
     recipe = make(("distill", {"train": "lora"}), model=str(any_teacher))
-    convert_checkpoint(recipe, tmp_path / "converted")
+    convert_checkpoint(Job.of(recipe), tmp_path / "converted")
     model = load_pretrained(tmp_path / "converted", dtype=torch.float32)
     prepare_parameters(model, recipe.stages[0], recipe.train)
     hold_low(model, LOW)

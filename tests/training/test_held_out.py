@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from sse_convert.data.rows import stack
@@ -16,8 +15,11 @@ from sse_convert.evaluation.perplexity import held_out_loss, make_windows
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.training import held_out, loop
 from sse_convert.training.held_out import HeldOut, Looks, held_out_rows
+from sse_convert.training.setup import make_accelerator
+from sse_convert.training.stage_job import settle
 from tests.training.conftest import losses, make_text
 from tests.training.test_resume import Killed, same, steps_then
 
@@ -65,7 +67,7 @@ def test_random_numbers_are_left_alone(make, train, text_folder, tmp_path, monke
 
     monkeypatch.setattr(LlamaMLP, "forward", dropping)
     data = {"train": [{"path": str(text_folder)}], "valid": [{"path": str(text_folder / "5.txt")}]}
-    convert_checkpoint(make("uptrain"), tmp_path / "model")
+    convert_checkpoint(Job.of(make("uptrain")), tmp_path / "model")
     curves = []
     for every in (None, 128):
         recipe = make("uptrain", data=data, train={"validate_every": every})
@@ -100,7 +102,8 @@ def test_figures_are_those_of_an_evaluation(make, train, converted, teacher_fold
     recipe = make(("distill", still), data={"train": sources, "valid": sources})
     folder, _ = train("distill", recipe=recipe)
     looks = Looks.of(recipe, recipe.stages[0])
-    rows = stack(held_out_rows(recipe, recipe.stages[0], converted, looks, Accelerator(cpu=True)))
+    ready = settle(Job.of(recipe), recipe.stages[0], converted, tmp_path / "unused", make_accelerator(recipe.train))
+    rows = stack(held_out_rows(ready, looks))
     assert (rows["position_ids"][:, 1:] == 0).any()
     windows = make_windows(rows["input_ids"], tokenizer, rows["position_ids"])
     states = TeacherStates()

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from sse_convert.errors import TrainingError
 from sse_convert.modeling.router import RoutedLayer
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.training import left_out, loop
 from sse_convert.training.metrics import read
 from sse_convert.training.router_watch import RouterWatch, gradient_norm, load_spread, router_parameters
@@ -92,7 +93,7 @@ def test_a_collapsed_router_is_named(make, train, tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(RoutedLayer, "router_logits", skewed)
     recipe = make(("distill", {"tokens": 128 * 41}), layers={"pattern": ["sse", "full", "full"]})
-    convert_checkpoint(recipe, tmp_path / "collapsed")
+    convert_checkpoint(Job.of(recipe), tmp_path / "collapsed")
     folder, report = train("distill", recipe=recipe, checkpoint=tmp_path / "collapsed")
     found = {record["step"]: record["collapsed"] for record in read(folder / "metrics.jsonl") if "collapsed" in record}
     assert found == {41: [0]}

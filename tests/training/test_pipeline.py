@@ -17,7 +17,7 @@ from sse_convert.errors import CheckpointError, DataError, OutputError, Training
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.pipeline import run_recipe
 from sse_convert.recipe import load_recipe
-from sse_convert.training import loop, stage
+from sse_convert.training import attempt, loop
 from tests.training.test_resume import Killed, same, steps_then
 
 TINY = {"tokens": 128, "batch_tokens": 128}
@@ -92,7 +92,7 @@ def test_each_step_says_what_it_came_to_when_it_finishes(recipe, tmp_path, monke
     assert not any(line in report.lines() for line in (*found[0], *found[3]))
 
 
-@pytest.mark.parametrize(("what", "allowed"), [("write_record", 2), ("add_to_manifest", 2), ("move_folder", 0)])
+@pytest.mark.parametrize(("what", "allowed"), [("record_of", 2), ("add_to_manifest", 2), ("move_folder", 0)])
 def test_killed_between_export_and_its_place(recipe, tmp_path, monkeypatch, what, allowed):
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, what, steps_then(getattr(pipeline, what), allowed, Killed()))
@@ -141,7 +141,7 @@ def test_a_recipe_takes_five_hops_to_the_loop(recipe, monkeypatch):
         chains.append([name for name in names if name.startswith("sse_convert.") and "<locals>" not in name])
         raise Killed
 
-    monkeypatch.setattr(stage, "train", caught)
+    monkeypatch.setattr(attempt, "train", caught)
     with pytest.raises(Killed):
         api.run(recipe())
     assert chains == [
@@ -149,18 +149,21 @@ def test_a_recipe_takes_five_hops_to_the_loop(recipe, monkeypatch):
             "sse_convert.api.running.run",
             "sse_convert.pipeline.run_recipe",
             "sse_convert.training.stage.run_stage",
-            "sse_convert.training.stage._StageRun.train",
-            "sse_convert.training.stage._StageRun._train",
+            "sse_convert.training.attempt.train_stage",
+            "sse_convert.training.attempt.Attempt.train",
         ]
     ]
 
 
-def test_the_teacher_is_opened_once_before_conversion(recipe, teacher_folder, monkeypatch):
+def test_the_teacher_is_opened_once_in_a_run(recipe, teacher_folder, text_folder, tmp_path, monkeypatch):
+    """By a run with every step, whose text is partly sampled from it."""
     opened, read = [], opening.read_header
     monkeypatch.setattr(opening, "read_header", lambda path: opened.append(path.parent) or read(path))
-    monkeypatch.setattr(pipeline, "write_record", steps_then(None, 0, Killed()))  # of the step convert
-    with pytest.raises(Killed):
-        run_recipe(recipe())
+    sampled = {"kind": "teacher", "rows": 4, "length": 64}
+    data = {"train": [{"path": str(text_folder)}, sampled], "valid": [{"path": str(text_folder / "5.txt")}, sampled]}
+    report = run_recipe(recipe(layers={"pattern": ["sse"], "select": {"keep": 1}}, data=data))
+    names = [step["name"] for step in report.steps]
+    assert names == ["select", "convert", "calibrate", "align", "uptrain", "eval", "export"]
     assert opened.count(teacher_folder) == 1
 
 
@@ -226,7 +229,7 @@ def test_interrupted_in_each_step_and_continued(recipe, tmp_path, monkeypatch):
 
 def test_killed_between_a_step_and_its_record(recipe, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "write_record", steps_then(None, 0, Killed()))
+        patch.setattr(pipeline, "record_of", steps_then(None, 0, Killed()))
         with pytest.raises(Killed):
             run_recipe(recipe())
     assert (tmp_path / "out.stages" / "00-convert" / "config.json").is_file()

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from sse_convert.checkpoints.identity import checkpoint_identity
+from sse_convert.checkpoints.identity import checkpoint_identity, write_sealed
 from sse_convert.data import RowReader
 from sse_convert.errors import DataError, OutputError, TrainingError
 from sse_convert.recipe.schema import Source, Stage
 from sse_convert.training.context import Place
 from sse_convert.training.prefetch import Background, steps
 from sse_convert.training.schedule import Schedule
-from sse_convert.training.stage_record import changes, finished, write_record
+from sse_convert.training.stage_record import changes, finished, record_of
 
 
 def stage(**settings):
@@ -109,9 +109,9 @@ def test_a_retired_key_that_nobody_had_set_is_no_change():
 
 
 def test_records_guard_a_folder(tmp_path):
-    inputs = {"overrides": {0: "sse", "2-3": "full"}, "lr": 1e-3}
+    inputs = {"overrides": {"0": "sse", "2-3": "full"}, "lr": 1e-3}
     assert finished(tmp_path / "none", inputs) is None
-    write_record(tmp_path, inputs, {"loss": float("nan")})
+    write_sealed(tmp_path / "stage.json", record_of(inputs, {"loss": float("nan")}))
     assert finished(tmp_path, inputs) == {"loss": None}
     with pytest.raises(TrainingError, match=r"lr was 0\.001, is 0\.002"):
         finished(tmp_path, {**inputs, "lr": 2e-3})

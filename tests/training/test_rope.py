@@ -10,6 +10,7 @@ from sse_convert.errors import RecipeError
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.recipe.schema import Rope, Stage
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.surgery.positions import stretched_rope
 from sse_convert.training import setup
 from sse_convert.training.setup import stretch_rope
@@ -142,7 +143,7 @@ def test_a_refused_rope_leaves_no_folder_behind(make, train, tmp_path):
         "layers": {"pattern": ["sse", "full"]},
         "mixers": {"sse": {"qk_rank": 4}},
     }
-    convert_checkpoint(make("uptrain", **settings), tmp_path / "converted")
+    convert_checkpoint(Job.of(make("uptrain", **settings)), tmp_path / "converted")
     make_tokenizer().save_pretrained(tmp_path / "converted")
     recipe = make(("uptrain", {"rope": {"rope_theta": 1e6}}), **settings)
     with pytest.raises(RecipeError, match="gpt2 has no rotary embedding"):

@@ -11,6 +11,7 @@ from accelerate.utils import patch_environment
 from sse_convert.errors import RecipeError
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from tests.modeling.tiny import tiny_model
 from tests.modeling.tiny_images import tiny_image_model
 from tests.training.conftest import make_llama, recipe_for
@@ -36,7 +37,7 @@ def large(tokenizer, text_folder, tmp_path_factory):
     tokenizer.save_pretrained(folder / "teacher")
     stages = [(name, SIZE) for name in MOST]
     recipe = recipe_for(folder / "teacher", text_folder, "unused", stages=stages)
-    convert_checkpoint(recipe, folder / "converted")
+    convert_checkpoint(Job.of(recipe), folder / "converted")
     return recipe, folder / "converted"
 
 

@@ -24,14 +24,16 @@ from sse_convert.modeling.head import Head
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.recipe.schema import Source
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.training import loop
 from sse_convert.training.held_out import HeldOut
 from sse_convert.training.prefetch import with_targets
 from sse_convert.training.setup import converted_attention
-from sse_convert.training.stage import pick_stage, run_stage
+from sse_convert.training.stage import pick_stage
 from sse_convert.training.uptrain import UptrainLoss
 from tests.surgery.synthetic import edit_config
 from tests.training.conftest import MIXERS, losses
+from tests.training.running import run_alone
 
 
 def tensors(folder):
@@ -132,7 +134,7 @@ def test_divergence_of_an_unconverted_model_would_be_zero(
 ):
     """A window longer than the text changes nothing, so the first step's divergence is zero."""
     recipe = make(("distill", {"tokens": 128}), mixers={"sliding": {"window": 64}}, layers={"pattern": ["sliding"]})
-    convert_checkpoint(recipe, tmp_path / "same")
+    convert_checkpoint(Job.of(recipe), tmp_path / "same")
     _, report = train("distill", recipe=recipe, checkpoint=tmp_path / "same")
     assert abs(report.loss_first) < 1e-5
 
@@ -231,7 +233,7 @@ def test_accumulation_is_exact(make, train, tmp_path, name):
     for micro_batch in (12, 1):
         recipe = make((name, {"tokens": 1152, "batch_tokens": 384, "micro_batch": micro_batch}), mixers=mixers)
         if not curves:
-            convert_checkpoint(recipe, tmp_path / "unbalanced")
+            convert_checkpoint(Job.of(recipe), tmp_path / "unbalanced")
         folder, _ = train(name, f"{micro_batch}", recipe=recipe, checkpoint=tmp_path / "unbalanced")
         curves.append(torch.tensor(losses(folder), dtype=torch.float64))
     assert len(set(curves[0].tolist())) == 3
@@ -312,7 +314,7 @@ def test_a_finished_stage_is_not_repeated_and_not_mixed(make, train, converted, 
 
 
 def test_bad_data_is_found_before_the_models_are_loaded(make, train, tmp_path, monkeypatch):
-    monkeypatch.setattr("sse_convert.training.stage.load_student", lambda *args: pytest.fail("loaded"))
+    monkeypatch.setattr("sse_convert.training.attempt.load_student", lambda *args: pytest.fail("loaded"))
     (tmp_path / "bad.txt").write_bytes(b"caf\xe9")
     with pytest.raises(DataError, match="byte 0xe9 at offset 3"):
         train("uptrain", recipe=make("uptrain", data={"train": [{"path": str(tmp_path / "bad.txt")}]}))
@@ -339,7 +341,7 @@ def test_pick_stage(make):
 def test_an_unconverted_checkpoint_is_refused(make, tmp_path, teacher_folder):
     recipe = make("uptrain")
     with pytest.raises(CheckpointError, match="is a plain llama checkpoint"):
-        run_stage(recipe, recipe.stages[0], teacher_folder, tmp_path / "x")
+        run_alone(recipe, recipe.stages[0], teacher_folder, tmp_path / "x")
 
 
 def test_quantised_weights_are_refused(train, converted, tmp_path):

@@ -17,10 +17,10 @@ from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.checkpoints.identity import write_sealed
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
-from sse_convert.data.teacher_samples import SamplingTeacher
 from sse_convert.errors import CheckpointError, DataError, Ended, OutputError, TrainingError
 from sse_convert.files import digest
 from sse_convert.surgery.convert import convert_checkpoint
+from sse_convert.surgery.job import Job
 from sse_convert.training import checkpoint, loop
 from sse_convert.training.checkpoint import Checkpoints
 from tests.training.conftest import losses
@@ -224,12 +224,12 @@ def test_a_teacher_that_is_not_finite_is_refused(train, make, teacher_folder, tm
 
 def test_a_teacher_that_is_not_finite_samples_no_text_and_calibrates_nothing(make, teacher_folder, tmp_path):
     teacher = str(poisoned(teacher_folder, tmp_path / "teacher"))
-    with pytest.raises(CheckpointError, match="1 tensors hold NaN or Inf weights"):
-        SamplingTeacher(teacher).load()
     recipe = make(model=teacher, calibrate={"rows": 2, "seq_len": 32})
-    convert_checkpoint(recipe, tmp_path / "converted")
     with pytest.raises(CheckpointError, match="1 tensors hold NaN or Inf weights"):
-        calibrate_checkpoint(recipe, tmp_path / "converted", tmp_path / "calibrated")
+        Job.of(recipe).sampler.load()
+    convert_checkpoint(Job.of(recipe), tmp_path / "converted")
+    with pytest.raises(CheckpointError, match="1 tensors hold NaN or Inf weights"):
+        calibrate_checkpoint(Job.of(recipe), tmp_path / "converted", tmp_path / "calibrated")
 
 
 def test_a_student_that_is_not_finite_is_refused(train, converted, tmp_path):

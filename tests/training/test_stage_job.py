@@ -7,10 +7,10 @@ import pytest
 from sse_convert.errors import RecipeError, TrainingError
 from sse_convert.evaluation import evaluate as evaluation
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.training import stage
-from sse_convert.training import stage_inputs as inputs
-from sse_convert.training.stage import run_stage
+from sse_convert.surgery.job import Job
+from sse_convert.training import attempt, stage_job
 from tests.training.conftest import MIXERS, losses
+from tests.training.running import run_alone
 
 SHORT = {"tokens": 128}
 WINDOW = {"qk_rank": 4, "window": 8, "sinks": 1}
@@ -27,7 +27,7 @@ def stored(folder, name="sse"):
 
 @pytest.mark.parametrize("name", ["align", "distill", "uptrain"])
 def test_a_stage_refuses_other_layers_before_it_loads_anything(make, converted, tmp_path, monkeypatch, name):
-    for module, function in ((stage, "load_student"), (stage, "load_teacher"), (inputs, "load_tokenizer")):
+    for module, function in ((attempt, "load_student"), (attempt, "load_teacher"), (stage_job, "tokenizer_of")):
         monkeypatch.setattr(module, function, lambda *args, **kwargs: pytest.fail("must not load"))
     for changes, message in (
         ({"mixers": sse(num_partitions=8)}, r"mixers\.sse\.num_partitions: 8 in the recipe, 4 in the checkpoint"),
@@ -35,7 +35,7 @@ def test_a_stage_refuses_other_layers_before_it_loads_anything(make, converted, 
     ):
         recipe = make((name, SHORT), **changes)
         with pytest.raises(RecipeError, match=message):
-            run_stage(recipe, recipe.stages[0], converted, tmp_path / "x")
+            run_alone(recipe, recipe.stages[0], converted, tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -44,7 +44,7 @@ def test_eval_refuses_other_layers_before_it_measures(make, converted, monkeypat
     with pytest.raises(
         RecipeError, match=r"fix: go on with the checkpoint's settings: --set mixers\.sliding\.window=8"
     ):
-        evaluation.evaluate_checkpoint(make(mixers={**MIXERS, "sliding": {"window": 4, "sinks": 1}}), converted)
+        evaluation.evaluate_checkpoint(Job.of(make(mixers={**MIXERS, "sliding": {"window": 4, "sinks": 1}})), converted)
 
 
 def test_training_settings_are_those_of_the_recipe(train, make, tmp_path):
@@ -63,7 +63,7 @@ def test_training_settings_are_those_of_the_recipe(train, make, tmp_path):
 def test_a_stage_may_be_renamed(make, train, converted):
     first, _ = train("uptrain", recipe=make(("uptrain", {**SHORT, "name": "one"})))
     again = recipe_from_dict(make(("uptrain", {**SHORT, "name": "two"})).to_dict())
-    assert run_stage(again, again.stages[0], converted, first).already_done
+    assert run_alone(again, again.stages[0], converted, first).already_done
 
 
 @pytest.fixture
