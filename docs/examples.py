@@ -181,10 +181,12 @@ class Workplace:
 
     Args:
         folder: where to work; gets links to the checkout's data, and its programs `sse-convert` and `python`.
+        cache: folder that text sampled from teachers is kept in; None for one of its own.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cache: Path | None = None) -> None:
         self.folder = folder / "work"
+        self._cache = cache or folder / "cache"
         self._programs = folder / "bin"
         self.folder.mkdir()
         self._programs.mkdir()
@@ -260,7 +262,7 @@ class Workplace:
             **{name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH") if name in os.environ},
             "PATH": f"{self._programs}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
-            "SSE_CONVERT_CACHE": str(self.folder.parent / "cache"),
+            "SSE_CONVERT_CACHE": str(self._cache),
             "HF_HOME": str(self.folder.parent / "huggingface"),
             "COLUMNS": "120",
             "NO_COLOR": "1",

@@ -8,13 +8,15 @@ import importlib
 
 gc.disable()  # all that imports make stays
 for name in (
-    "torch",
-    "transformers.modeling_utils",
-    "transformers.generation",
+    "torch.nn.attention.varlen",
+    "transformers.generation.utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.qwen3.modeling_qwen3",
     "datasets",
     "accelerate",
-    "typer",
-    "rich",
+    "pydantic.types",
+    "typer.main",
+    "rich.console",
 ):
     importlib.import_module(name)
 # compiles the rules for the names of all families' tensors

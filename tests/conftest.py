@@ -28,6 +28,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # of what nohup starts; t
 with torch.device("meta"):  # which functions a device context covers is looked up once: before any of them is replaced
     torch.empty(0)
 
+seed_all = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+"""without a device, `torch.manual_seed` writes down the stack for each kind of device"""
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -64,10 +66,17 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="session")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the whole run, for text that a teacher samples: what takes pages longest."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "sampled"
+
+
 @pytest.fixture(autouse=True)
 def seed_torch() -> None:
     """Every test starts from the same random state, whatever ran before it."""
-    torch.manual_seed(0)
+    seed_all(0)
 
 
 @pytest.fixture(autouse=True)

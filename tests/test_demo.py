@@ -36,7 +36,7 @@ def test_the_demo_on_a_real_model_would_run() -> None:
 
 
 @pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+def documents(sampled: Path) -> list[list[int]]:
     """16 documents of 256 tokens sampled from the teacher."""
     from transformers import AutoTokenizer
 
@@ -46,7 +46,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     from sse_convert.recipe.schema import Source
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SSE_CONVERT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("SSE_CONVERT_CACHE", str(sampled))
         reader = RowReader(
             [Source(kind="teacher", rows=16, length=256)],
             AutoTokenizer.from_pretrained(TEACHER),
@@ -86,7 +86,7 @@ def test_the_scores_are_those_of_a_model_that_reads_and_retrieves(scores: dict[s
 
 
 @pytest.mark.slow
-def test_measured_scores_match_the_file(scores: dict[str, Any], sampled: list[list[int]]) -> None:
+def test_measured_scores_match_the_file(scores: dict[str, Any], documents: list[list[int]]) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -98,12 +98,12 @@ def test_measured_scores_match_the_file(scores: dict[str, Any], sampled: list[li
 
     model = AutoModelForCausalLM.from_pretrained(TEACHER, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(TEACHER)
-    loss = held_out_loss(model, make_windows(torch.tensor(sampled), tokenizer))
+    loss = held_out_loss(model, make_windows(torch.tensor(documents), tokenizer))
     stored = scores["own_text"]["held_out"]
     assert loss.loss_se is not None
     assert abs(loss.loss - stored["loss"]) < 4 * math.hypot(loss.loss_se, stored["loss_se"])
 
-    haystack = [token for row in sampled for token in row]
+    haystack = [token for row in documents for token in row]
     settings = NeedleEval(lengths=[512], samples=12, kinds=["number"], keys=[1])
     found = needle_score(model, needle_samples(settings, haystack, tokenizer, load_words())[0]).total
     low, high = wilson(found.correct, found.samples)
@@ -167,8 +167,7 @@ def test_a_miniature_of_the_demo_runs(tmp_path: Path) -> None:
         "layers.select.chosen=[1]",
         "stages.0.tokens=2K",
         "calibrate.rows=2",
-        "data.train.0.rows=16",
-        "data.valid.0.rows=16",
+        *(f"data.{part}.0.{key}" for part in ("train", "valid") for key in ("rows=16", "length=64")),
         "eval={lengths: [128], tokens: 256, needle: {lengths: [256], samples: 5, keys: [1]}, throughput: [64]}",
     ]
     code, out, error = run_demo(tmp_path, "--out", "demo", *(part for change in changes for part in ("--set", change)))

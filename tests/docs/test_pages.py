@@ -44,8 +44,8 @@ def blocks_of(language: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in TEXTS])
-def test_the_page_does_what_it_shows(name: str, tmp_path: Path) -> None:
-    place = Workplace(tmp_path)
+def test_the_page_does_what_it_shows(name: str, tmp_path: Path, sampled: Path) -> None:
+    place = Workplace(tmp_path, sampled)
     for block in blocks(TEXTS[name]):
         if block.title is not None:
             place.write(block)

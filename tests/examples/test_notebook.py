@@ -71,8 +71,8 @@ def test_it_shows_the_whole_way() -> None:
 
 
 @pytest.mark.slow
-def test_every_cell_runs_in_order(tmp_path: Path) -> None:
-    workplace = Workplace(tmp_path)
+def test_every_cell_runs_in_order(tmp_path: Path, sampled: Path) -> None:
+    workplace = Workplace(tmp_path, sampled)
     cells = (f"# cell {cell['id']}\n{as_python(cell)}" for cell in RUN_HERE)
     (workplace.folder / "cells.py").write_text("\n".join([SHELL, *cells]), encoding="utf-8")
     told = workplace.run("python cells.py")

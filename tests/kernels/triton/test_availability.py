@@ -28,8 +28,9 @@ def right(x: Inputs) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Torch in the place of the kernels, to be sabotaged."""
+    """Torch in the place of the kernels, to be sabotaged, on few tokens."""
     monkeypatch.setattr(selfcheck, "_kernels", right)
+    monkeypatch.setattr(selfcheck, "OFFSETS", (0, 32, 32, 40))
     return monkeypatch
 
 
