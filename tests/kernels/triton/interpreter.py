@@ -12,8 +12,10 @@ NumPy 2.4 or newer needs Triton 3.9 (triton issue 9171).
 """
 
 import dataclasses as dc
+import math
 import os
 import types
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,20 +68,32 @@ def _mend(interpreter: Any) -> None:
 
 
 def _patch_once(interpreter: Any) -> Callable[[Any], Any]:
-    """Swap triton.language for the interpreted one once per launch, not at every call of a device function as well."""
+    """Swap triton.language for the interpreted one once per launch, not at every call of a device function as well; the
+    first launch finds what is swapped for what."""
     import triton.language as tl
 
     patch, nothing, active = interpreter._patch_lang, interpreter._LangPatchScope(), []
     everything = types.FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core})
+    swaps: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
+
+    def restore() -> None:
+        active.clear()
+        for owner, name, before, _ in swaps.values():
+            if before is interpreter._MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
 
     def patch_once(fn: Any) -> Any:
         if active:
             return nothing
-        scope = patch(everything)
-        restore = scope.restore
-        scope.restore = lambda: (active.clear(), restore())
-        active.append(scope)
-        return scope
+        if not swaps:
+            for owner, name, before in patch(everything)._changes:
+                swaps.setdefault((id(owner), name), (owner, name, before, vars(owner)[name]))
+        for owner, name, _, interpreted in swaps.values():
+            setattr(owner, name, interpreted)
+        active.append(fn)
+        return types.SimpleNamespace(restore=restore)
 
     return patch_once
 
@@ -152,26 +166,30 @@ class _Memory:
     """The address ranges of the tensors a kernel was given; nothing else may be touched."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        ranges: list[tuple[int, int]] = []
+        ranges = self.ranges = [(0, 0)]
         for start, end in sorted(_extent(t) for t in tensors if t.numel()):
-            if ranges and start < ranges[-1][1]:  # views of the same elements
+            if start < ranges[-1][1]:  # views of the same elements
                 ranges[-1] = ranges[-1][0], max(end, ranges[-1][1])
             else:
                 ranges.append((start, end))
         self.starts = np.array([start for start, _ in ranges], dtype=np.uint64)
         self.ends = np.array([end for _, end in ranges], dtype=np.uint64)
 
+    def holds(self, start: int, end: int) -> bool:
+        """Whether one of the ranges has all from the first address to the last."""
+        return end <= self.ranges[bisect_right(self.ranges, (start, math.inf)) - 1][1]
+
     def check(self, ptrs: Any, mask: Any, action: str) -> None:
         """Raise unless every address that the mask leaves on lies in one of the ranges."""
-        addresses, on = np.atleast_1d(ptrs.data), mask.data
+        addresses, on = ptrs.data if ptrs.data.ndim else np.atleast_1d(ptrs.data), mask.data
         touched = addresses[on if on.shape == addresses.shape else np.broadcast_to(on, addresses.shape)]
         if touched.size == 0:
             return
-        size = np.uint64(max(1, ptrs.get_element_ty().primitive_bitwidth // 8))
+        size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+        if self.holds(int(touched.min()), int(touched.max()) + size):  # as mostly
+            return
         index = np.searchsorted(self.starts, touched, side="right") - 1
-        inside = (
-            (index >= 0) & (touched + size <= self.ends[index]) if self.ends.size else np.zeros(touched.shape, bool)
-        )
+        inside = touched + np.uint64(size) <= self.ends[index]
         if not inside.all():
             raise IndexError(f"{action} of {(~inside).sum()} elements outside the kernel's arguments")
 
