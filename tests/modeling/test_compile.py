@@ -86,7 +86,7 @@ def test_a_compiled_forward_without_gradients_leaves_the_trace_alone() -> None:
 
 def test_a_whole_model_compiles_with_its_balance_loss() -> None:
     """Without a mask; test_traced_mask.py has those with one."""
-    model = tiny_model("gpt_neox", ("sse", "full"), dtype=torch.float64, num_hidden_layers=2).train()
+    model = tiny_model("gpt_neox", ("sse",), dtype=torch.float64, num_hidden_layers=1).train()
     ids = prompts((20, 20))[0]
 
     def step(run: Callable[..., Any]) -> Results:

@@ -166,6 +166,7 @@ def test_the_kernel_gives_what_documents_give_one_by_one(window: int | None) -> 
 
 @pytest.mark.parametrize("has_kernel", [True, False])
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
+@torch.no_grad()
 def test_layers_compile_whole_for_any_number_of_documents(
     family: str, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

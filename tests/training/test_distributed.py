@@ -4,6 +4,7 @@ They are forked, which spares them the imports; the job script in `tests/example
 from nothing.
 """
 
+import dataclasses as dc
 import json
 import shutil
 from functools import partial
@@ -17,7 +18,7 @@ from accelerate.utils import patch_environment
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.job import Job
-from tests.training.conftest import losses, recipe_for
+from tests.training.conftest import losses, make_llama, recipe_for
 from tests.training.launched import COMPILED, CONTINUED, OLDEST, STOPPED, forked, forked_gradients, forked_main
 from tests.training.running import run_alone
 
@@ -31,9 +32,9 @@ the gradients moves the next one's norm by 9e-6; at these, by 3e-7"""
 ALONE = {"name": "alone", "train": "mixers", "lr": 3e-4}
 """converted layers alone, as packaged recipes train"""
 STAGES = [
-    ("align", {**SIZE, "tokens": 384}),
-    ("distill", {**SIZE, "tokens": 384, "gradient_checkpointing": True, "lr": GENTLE}),
-    ("distill", {**SIZE, "tokens": 384, "name": "muon", "optimizer": "muon"}),
+    ("align", {**SIZE, "tokens": 256}),
+    ("distill", {**SIZE, "tokens": 256, "gradient_checkpointing": True, "lr": GENTLE}),
+    ("distill", {**SIZE, "tokens": 256, "name": "muon", "optimizer": "muon"}),
     ("distill", {**SIZE, "tokens": 256, "name": "lora", "train": "lora"}),
     ("uptrain", {**SIZE, "tokens": 512, "name": STOPPED, "checkpoint_steps": 2}),
 ]
@@ -44,8 +45,8 @@ WINDOWS = {
     "mixers": {"sse+sliding": {"qk_rank": 4, "window": 8, "sinks": 1}},
     "calibrate": {"seq_len": 32},
     "stages": [
-        ("align", {**SIZE, "tokens": 384}),
-        ("distill", {**SIZE, **ALONE, "tokens": 384, "gradient_checkpointing": True}),
+        ("align", {**SIZE, "tokens": 256}),
+        ("distill", {**SIZE, **ALONE, "tokens": 256, "gradient_checkpointing": True}),
     ],
 }
 
@@ -55,8 +56,8 @@ BF16 = {
     "mixers": {"sse+sliding": {"window": 8, "sinks": 1}, "sliding": {"window": 8, "sinks": 1}},
     "train": {"mixed_precision": "bf16"},
     "stages": [
-        ("align", {**SIZE, "tokens": 384}),
-        ("distill", {**SIZE, **ALONE, "tokens": 384, "gradient_checkpointing": True}),
+        ("align", {**SIZE, "tokens": 256}),
+        ("distill", {**SIZE, **ALONE, "tokens": 256, "gradient_checkpointing": True}),
         ("uptrain", {**SIZE, "tokens": 512, "gradient_checkpointing": True}),
         ("uptrain", {**SIZE, "tokens": 512, "gradient_checkpointing": True, "name": CONTINUED, "checkpoint_steps": 2}),
     ],
@@ -106,9 +107,13 @@ def bf16(build, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def compiled(teacher_folder, text_folder, converted):
-    """A stage of `recipe` with layers compiled, and what it starts from."""
-    return recipe_for(teacher_folder, text_folder, "unused", stages=STAGES[1:2], train={"compile": True}), converted
+def compiled(tokenizer, text_folder, tmp_path_factory):
+    """A stage of one layer, compiled, and what it starts from."""
+    folder = tmp_path_factory.mktemp("compiled")
+    make_llama(layers=1).save_pretrained(folder / "teacher")
+    tokenizer.save_pretrained(folder / "teacher")
+    one = {"layers": {"pattern": ["sse"]}, "train": {"compile": True}}
+    return with_converted(recipe_for(folder / "teacher", text_folder, "unused", stages=STAGES[1:2], **one), folder)
 
 
 def with_converted(recipe, folder):
@@ -211,13 +216,16 @@ def test_answers_alone_in_two_processes(answers, launched, tmp_path):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
-def test_compiled_layers_under_fsdp(how, alone, launched):
+def test_a_compiled_layer_under_fsdp(how, compiled, launched, tmp_path):
     if how != FSDP2:
         pytest.skip("nothing is gathered around a layer")
+    recipe, checkpoint = compiled
+    plain = dc.replace(recipe, train=dc.replace(recipe.train, compile=False))
+    run_alone(plain, plain.stages[0], checkpoint, tmp_path / "distill")
     chosen = json.loads((launched / COMPILED / "distill/stage.json").read_text())["report"]["chosen"]
     assert chosen["compile"] is True
     for key in ("loss", "grad_norm"):
-        expected, found = (torch.tensor(losses(at / "distill", key)) for at in (alone, launched / COMPILED))
+        expected, found = (torch.tensor(losses(at / "distill", key)) for at in (tmp_path, launched / COMPILED))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
