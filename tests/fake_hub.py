@@ -59,6 +59,7 @@ class FakeHub:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # headers and content are packets of their own
 
             def log_message(self, *args):
                 pass
@@ -72,7 +73,8 @@ class FakeHub:
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        often = 0.01  # looks for its end every so many seconds
+        threading.Thread(target=self._server.serve_forever, args=(often,), daemon=True).start()
         return self
 
     def __exit__(self, *exc):

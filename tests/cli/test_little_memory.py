@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from docs import warm
 from sse_convert.cli import runner
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
@@ -18,8 +19,7 @@ PROGRAM = """
 import os, resource, sys
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
-if {imported}:
-    import torch, transformers
+if "torch" in sys.modules:
     from transformers import LlamaForCausalLM
     import sse_convert.inference.generate
 for size in {sizes}:
@@ -39,13 +39,16 @@ def test_few_addresses_are_left(tmp_path, imported):
     make_llama().save_pretrained(tmp_path / "teacher")
     make_tokenizer().save_pretrained(tmp_path / "teacher")
     sizes = (10, 60) if imported else (10, 20, 100, 300)
-    program = PROGRAM.format(imported=imported, sizes=sizes)
-    done = subprocess.run(
-        [sys.executable, "-c", program, "generate", str(tmp_path / "teacher"), "the keeper"],
-        capture_output=True, text=True, check=True, timeout=100,
-    )  # fmt: skip
-    assert done.stdout.splitlines() == [f"{size} 5" for size in sizes], done.stderr
-    assert done.stderr.count("error: the machine is out of memory") == len(sizes)
+    (tmp_path / "program.py").write_text(PROGRAM.format(sizes=sizes))
+    command = ["program.py", "generate", "teacher", "the keeper"]
+    out, error = tmp_path / "out.txt", tmp_path / "error.txt"
+    if imported:
+        assert warm.run(command, tmp_path, os.environ, out, error, timeout=100) == 0
+    else:
+        with out.open("w") as to, error.open("w") as beside:
+            subprocess.run([sys.executable, *command], cwd=tmp_path, stdout=to, stderr=beside, check=True, timeout=100)
+    assert out.read_text().splitlines() == [f"{size} 5" for size in sizes], error.read_text()
+    assert error.read_text().count("error: the machine is out of memory") == len(sizes)
 
 
 def made_of(cause, error):
