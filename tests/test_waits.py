@@ -90,12 +90,12 @@ def place(tmp_path_factory):
 
 COMMANDS = {
     "plan": "plan r.yaml",
-    "select": "select r.yaml -o chosen",
+    "select": "select r.yaml -o chosen --tokens 512 --samples 8",
     "run": "run r.yaml",
     "convert": "convert r.yaml -o 0 --set layers.select=null",
     "calibrate": "calibrate r.yaml -c 0 -o 1 --set layers.select=null",
     "distill": "distill r.yaml -c 1 -o 2 --set layers.select=null",
-    "eval": "eval r.yaml -c 2 --set layers.select=null",
+    "eval": "eval r.yaml -c 2 --set layers.select=null --set eval.throughput=[]",
     "export": "export r.yaml -c 2 -o 3 --set layers.select=null",
     "push": "push 3 someone/tiny --dry-run",
     "verify": "verify 3",

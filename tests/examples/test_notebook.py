@@ -40,7 +40,7 @@ def as_python(cell: dict[str, Any]) -> str:
     rest = rest.replace("tokens: 5K", "tokens: 1K").replace("samples: 10", "samples: 5")
     if first.startswith("%%writefile "):
         return f"Path({first.split()[1]!r}).write_text({rest!r})"
-    lines = text_of(cell).splitlines()
+    lines = text_of(cell).replace("input_ids[0].split(512)", "input_ids[0, :1024].split(256)").splitlines()
     assert not [line for line in lines if line.startswith("%")], "a magic that this test does not know"
     return "\n".join(f"shell({line[1:]!r})" if line.startswith("!") else line for line in lines)
 

@@ -1,5 +1,7 @@
 """Generation with a cache computes what a full forward computes."""
 
+from functools import cache
+
 import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -70,10 +72,16 @@ def family(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, list[tuple[
     return model, [greedy_by_full_forward(model, row) for row in rows(*prompts())]
 
 
-@pytest.fixture(scope="module", params=DEEP, ids=str)
-def deep(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, torch.Tensor]:
-    model = tiny_model(*request.param, dtype=torch.float64)
+@cache
+def deep_of(model_type: str, layers: tuple[str, ...]) -> tuple[PreTrainedModel, torch.Tensor]:
+    model = tiny_model(model_type, layers, dtype=torch.float64)
     return model, torch.stack([greedy_by_full_forward(model, row)[0] for row in rows(*prompts())])
+
+
+@pytest.fixture(params=DEEP, ids=str)
+def deep(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, torch.Tensor]:
+    """A model, which all tests share, and what it says."""
+    return deep_of(*request.param)
 
 
 def test_cached_left_padded_batch_equals_full_forward_of_single_rows(family) -> None:

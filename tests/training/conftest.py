@@ -133,8 +133,10 @@ def recipe_for(teacher, text, out, *, stages=(), **settings):
     built = []
     for stage in stages:
         name, own = (stage, {}) if isinstance(stage, str) else stage
-        size = {"tokens": 768, "seq_len": 32, "batch_tokens": 128, "micro_batch": 2, "warmup": 0.0}
-        built.append({"name": name, **size, **STAGES[name], **own})
+        size = {"tokens": 768, "seq_len": 32, "batch_tokens": 128, "warmup": 0.0}
+        stage = {"name": name, **size, **STAGES[name], **own}
+        whole = max(1, min(4, stage["batch_tokens"] // stage["seq_len"]))
+        built.append({"micro_batch": whole, **stage})
     data = {
         "recipe_version": 1,
         "model": str(teacher),
