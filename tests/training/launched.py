@@ -28,9 +28,11 @@ from sse_convert.checkpoints.open import open_checkpoint
 from sse_convert.errors import CheckpointError
 from sse_convert.recipe import recipe_from_dict
 from sse_convert.recipe.schema import Train
+from sse_convert.surgery.job import Job
 from sse_convert.training import loop
 from sse_convert.training.setup import load_student, make_accelerator
 from sse_convert.training.sharding import receive, share_out
+from sse_convert.training.stage import run_stage
 from tests.training.running import run_alone
 
 STOPPED = "stopped"
@@ -69,12 +71,14 @@ def fresh_accelerate():
 
 
 def run_stages(recipe, checkpoint, out):
+    """By one accelerator, as `run` does."""
+    job, accelerator = Job.of(recipe), make_accelerator(recipe.train)
     for stage in recipe.stages:
         if stage.name in (STOPPED, CONTINUED):
             with interrupted_after(3):
-                run_alone(recipe, stage, checkpoint, out / stage.name)
+                run_stage(job, stage, checkpoint, out / stage.name, accelerator)
         if stage.name != STOPPED:
-            run_alone(recipe, stage, checkpoint, out / stage.name)
+            run_stage(job, stage, checkpoint, out / stage.name, accelerator)
 
 
 def begin_anew():
