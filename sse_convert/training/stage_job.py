@@ -8,7 +8,7 @@ from accelerate import Accelerator
 
 from sse_convert.checkpoints.identity import checkpoint_identity
 from sse_convert.checkpoints.load_model import tokenizer_of
-from sse_convert.checkpoints.open import CheckpointFiles, whole_checkpoint
+from sse_convert.checkpoints.open import CheckpointFiles, download, whole_checkpoint
 from sse_convert.checkpoints.teacher import config_object, refuse_quantised
 from sse_convert.data.rows import RowReader
 from sse_convert.modeling.auto import register
@@ -80,7 +80,9 @@ def settle(job: Job, stage: Stage, checkpoint: str | Path, out: Path, accelerato
     needles = needles if stage.loss == "kl" else dc.replace(needles, answers="teacher")
     inputs = _inputs(job, stage, files, needles)
     _check_positions(job, stage, files)
-    match, tokenizer = match_recipe(recipe, files), tokenizer_of(files)
+    match = match_recipe(recipe, files)
+    files = download(files)
+    tokenizer = tokenizer_of(files)
     reader = RowReader(
         recipe.data.train,
         tokenizer,
