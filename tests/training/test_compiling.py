@@ -25,10 +25,10 @@ ONE_STATE = {
     **{"update": "delta", "k_feature_map": "l2", "num_partitions": 1, "top_k": 1, "state_heads": "query"},
     **{"shared_partition": False, "balance": "none", "qk_rank": 0},
 }
-ROW = 20
+ROW = 10
 STARTS = [
-    ([5, 12], []),
-    ([], [7]),
+    ([3, 7], []),
+    ([], [4]),
     ([*range(1, ROW)], [*range(2, ROW)]),
     ([], []),
     ([ROW - 1], [ROW // 2]),
