@@ -109,10 +109,15 @@ def _own_cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _fresh_accelerate():
-    """Accelerate keeps its state per process; tests must not see each other's."""
+    """Accelerate keeps its state per process; tests must not see each other's, nor that of tests elsewhere."""
+
+    def forget():
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    forget()
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget()
 
 
 @pytest.fixture(autouse=True, scope="session")
