@@ -147,7 +147,7 @@ def export(
         checkpoint: converted (and trained) model, folder or hub id.
         out: the folder to make.
         overrides: `a.b=c` assignments (for a file or a name).
-        evaluation: report of `evaluate` for the model card; unset looks for `evaluation.json` in the checkpoint.
+        evaluation: report of `eval` for the model card; unset looks for `evaluation.json` in the checkpoint.
         delta: write only tensors that are new or changed against the teacher, which is fetched when the model is
             loaded; `join` makes it whole.
 

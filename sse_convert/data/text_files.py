@@ -98,7 +98,7 @@ def _named(path: Path) -> list[Path]:
         raise DataError(
             f"{path} holds no text",
             expected=f"files ending in {', '.join(SUFFIXES)}, or source code",
-            fix="add text or correct path",
+            fix="add text or correct the path",
         )
     return files
 

@@ -25,9 +25,9 @@ def read_evaluation(path: Path) -> EvalReport:
         raise CheckpointError(
             f"{path} cannot be read: {error}", expected="a JSON file", fix="make it again, or remove it"
         ) from error
-    if isinstance(data, dict) and data.get("schema") != SCHEMA:
+    if isinstance(data, dict) and data.get("schema", SCHEMA) != SCHEMA:
         raise CheckpointError(
-            f"{path} has schema {data.get('schema')!r}",
+            f"{path} has schema {data['schema']!r}",
             expected=f"schema {SCHEMA}",
             fix="make it again with this version of sse-convert, or upgrade sse-convert",
         )
@@ -35,9 +35,9 @@ def read_evaluation(path: Path) -> EvalReport:
         report: EvalReport = _built(EvalReport, data, "")
     except ValueError as error:
         raise CheckpointError(
-            f"{path} is not what its name says: {error}",
+            f"{path} is no report of `eval`: {error}",
             expected=f"a JSON object with {', '.join(field.name for field in dc.fields(EvalReport))}",
-            fix="make it again, or remove it",
+            fix="name another file, or make this one again",
         ) from error
     return report
 

@@ -70,9 +70,14 @@ def settings_for(
         among=len(units),
         cpu=length is None and place.type == "cpu",
     )
-    rows = effort.rows
+    rows = ProbeRows(
+        length=effort.rows.length,
+        text=effort.rows.text if tokens is None else max(1, tokens // max(1, effort.rows.length)),
+        recall=effort.rows.recall if samples is None else samples,
+    )
     if place.type == "cpu":
-        _tell(f"{keep} of {len(units)} {'layers' if by == 'layers' else 'key-value heads'}", effort, teacher)
+        chosen = f"{keep} of {len(units)} {'layers' if by == 'layers' else 'key-value heads'}"
+        _tell(chosen, dc.replace(effort, rows=rows), teacher)
     settings = SelectSettings(
         keep=keep,
         among=None if choice is None else choice.among,
@@ -83,7 +88,7 @@ def settings_for(
         light=effort.light,
         tokens=rows.text * rows.length if tokens is None else tokens,
         length=rows.length,
-        samples=rows.recall if samples is None else samples,
+        samples=rows.recall,
     )
     return dc.replace(job, recipe=read_for_selection(recipe, rows)), settings
 

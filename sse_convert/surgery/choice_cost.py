@@ -32,8 +32,13 @@ class Effort:
     """it is less than elsewhere"""
     sets: int
     """forward passes over the rows, at most"""
-    flops: float
-    """of all passes, counted as the teacher's"""
+    token_flops: float
+    """of a token of a pass, counted as the teacher's"""
+
+    @property
+    def flops(self) -> float:
+        """Of all passes."""
+        return self.sets * self.rows.tokens * self.token_flops
 
 
 def choice_effort(geometry: Geometry, rows: ProbeRows, *, by: str, keep: int, among: int, cpu: bool) -> Effort:
@@ -63,8 +68,8 @@ def _effort(
 ) -> Effort:
     greedy = method == METHODS["layers"]
     sets = greedy_sets(keep=keep, among=among) if greedy else retrieval_sets(keep=keep, tries=tries)
-    flops = sets * rows.tokens * forward_flops(geometry, [None] * geometry.layers, rows.length)
-    return Effort(rows=rows, method=method, tries=tries, light=light, sets=sets, flops=flops)
+    token_flops = forward_flops(geometry, [None] * geometry.layers, rows.length)
+    return Effort(rows=rows, method=method, tries=tries, light=light, sets=sets, token_flops=token_flops)
 
 
 def cpu_hours(effort: Effort, dtype: str) -> float:

@@ -66,7 +66,7 @@ def test_nothing_in_common(made, place, edit):
         (["out", "out"], 2, "is given twice"),
         (["out", "none"], 2, "does not exist"),
         (["out", "text.txt"], 4, "cannot be read"),
-        (["out", "out/config.json"], 4, "has schema None"),
+        (["out", "out/config.json"], 4, "config.json is no report of `eval`: name is missing"),
     ],
 )
 def test_mistakes(made, capsys, sources, code, what):

@@ -1,11 +1,14 @@
 """What a choice takes, and the less of it on a CPU."""
 
+import re
+
 import pytest
 import torch
 
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.choosing import TRIES, probe_rows
 from sse_convert.selection import from_recipe
+from sse_convert.surgery.budget import forward_flops
 from sse_convert.surgery.choice_cost import CPU_FLOPS, choice_effort, cpu_hours
 from sse_convert.surgery.geometry import geometry_of
 from sse_convert.surgery.job import Job
@@ -81,3 +84,19 @@ def test_rows_that_are_asked_for_are_taken(monkeypatch):
         Job.of(load_recipe("smollm2-135m"), lambda *_: teacher), length=2048, device="cpu"
     )
     assert (settings.light, settings.length, settings.samples) == (False, 2048, 16)
+
+
+@pytest.mark.parametrize(
+    ("asked", "passes"), [({}, 12_288), ({"tokens": 1024}, 9216), ({"samples": 2, "tokens": 1024, "length": 256}, 1536)]
+)
+def test_what_is_told_is_of_the_rows_that_are_asked_for(monkeypatch, capsys, asked, passes):
+    monkeypatch.setattr(from_recipe, "pick_device", lambda asked: torch.device("cpu"))
+    monkeypatch.setattr(from_recipe, "cpu_hours", lambda effort, dtype: effort.flops / 1e11)
+    monkeypatch.setattr(from_recipe, "time_in_words", str)
+    teacher = teacher_from_config(model_config("smollm2-135m"), "X/Y")
+    from_recipe.settings_for(Job.of(load_recipe("smollm2-135m"), lambda *_: teacher), **asked)
+    said = re.search(r"at most (\d+) forward passes over (\S+) tokens, about (\S+) on", capsys.readouterr().err)
+    sets, tokens, hours = int(said[1]), int(said[2].replace(",", "")), float(said[3])
+    assert tokens == passes
+    per_token = forward_flops(geometry_of(teacher), [None] * 30, asked.get("length", 1024))
+    assert hours == pytest.approx(sets * tokens * per_token / 1e11)

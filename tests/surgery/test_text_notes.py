@@ -37,7 +37,7 @@ EMPTY = "{} is empty; remove the file, or put text into it"
         ("empty.txt", EMPTY.format("empty.txt")),
         ("empty.parquet", EMPTY.format("empty.parquet")),
         ("texts", EMPTY.format("texts/b.md")),
-        ("none", "none holds no text; add text or correct path"),
+        ("none", "none holds no text; add text or correct the path"),
     ],
 )
 def test_empty_text_is_refused_in_the_words_of_run(tmp_path, monkeypatch, name, words):
