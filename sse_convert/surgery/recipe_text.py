@@ -161,14 +161,12 @@ class _Reader:
                 try:
                     others[-1] |= self._dataset(path, splits)
                 except HubError as error:
+                    if Path(path).parent.is_dir():  # more likely a file of that folder than a dataset of such an owner
+                        raise _absent(path) from error
                     remarks.append(f"{path} is taken for text in a column text, since {error.what}")
                 continue
             if not Path(path).expanduser().exists():
-                raise DataError(
-                    f"{path} does not exist",
-                    expected="a text file, a folder of them, or a hub dataset such as emozilla/pg19",
-                    fix="correct the path",
-                )
+                raise _absent(path)
             remarks += passed_over(Path(path))
             files += [(source, self._tokens(Source(**source))) for source in self._sources(path.rstrip("/") or "/")]
         if not files:
@@ -222,6 +220,14 @@ class _Reader:
         encoded = self._encoder.encode(sample)
         per_character = sum(len(one.ids) for one in encoded) / max(1, sum(one.characters for one in sample))
         return max(1, round(per_character * characters * units / len(read)))
+
+
+def _absent(path: str) -> DataError:
+    return DataError(
+        f"{path} does not exist",
+        expected="a text file, a folder of them, or a hub dataset such as emozilla/pg19",
+        fix="correct the path",
+    )
 
 
 def _first(documents: Sequence[Document], characters: int) -> Iterator[Document]:

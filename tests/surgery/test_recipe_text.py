@@ -284,3 +284,11 @@ def test_a_hub_that_does_not_answer_is_told(monkeypatch):
         written.lines()
     )
     assert load_recipe(NEW).data.train == [Source(path="owner/plain", streaming=True)]
+
+
+def test_a_mistyped_file_of_a_folder_is_no_dataset(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    write("texts/a.txt")
+    with pytest.raises(DataError, match=r"texts/a\.tx does not exist"):
+        api.recipes_new(teacher(), NEW, text=["texts/a.tx"])
+    assert not NEW.exists()
