@@ -8,6 +8,7 @@ import codecs
 import contextlib
 import dataclasses as dc
 import json
+import os
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -105,8 +106,11 @@ def _named(path: Path) -> list[Path]:
 
 def _inside(folder: Path) -> list[Path]:
     """Files of a folder and its subfolders in name order, without hidden ones."""
-    found = (p for p in folder.rglob("*") if not any(part.startswith(".") for part in p.relative_to(folder).parts))
-    return sorted(p for p in found if p.is_file())
+    found = []
+    for here, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # an environment is not even looked into
+        found += [Path(here, name) for name in files if not name.startswith(".")]
+    return sorted(path for path in found if path.is_file())
 
 
 def _is_read(file: Path) -> bool:

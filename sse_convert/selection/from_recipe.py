@@ -70,11 +70,11 @@ def settings_for(
         among=len(units),
         cpu=length is None and place.type == "cpu",
     )
-    rows = ProbeRows(
-        length=effort.rows.length,
-        text=effort.rows.text if tokens is None else max(1, tokens // max(1, effort.rows.length)),
-        recall=effort.rows.recall if samples is None else samples,
-    )
+    rows = effort.rows
+    if tokens is not None:
+        rows = dc.replace(rows, text=max(1, tokens // max(1, rows.length)))
+    if samples is not None:
+        rows = dc.replace(rows, recall=samples)
     if place.type == "cpu":
         chosen = f"{keep} of {len(units)} {'layers' if by == 'layers' else 'key-value heads'}"
         _tell(chosen, dc.replace(effort, rows=rows), teacher)

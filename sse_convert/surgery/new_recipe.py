@@ -139,10 +139,15 @@ def _gpu_pace(made: NewRecipe, way: Way) -> Pace:
 
 def _planned(wanted: Wanted, teacher: Teacher, machine: Machine | None, shape: _Shape, share: float) -> NewRecipe:
     data = _data(wanted, sizes_of(teacher), shape, share)
-    recipe = recipe_from_dict(data, wanted.command)
-    plan = make_plan(Job.of(recipe, lambda *_: teacher))
+    recipe, plan = _plan(data, wanted, teacher)
     way = _way_anywhere(plan, whole=shape.whole) if machine is None else _way_on(machine, recipe, teacher)
     return NewRecipe(text="", data=data, recipe=recipe, way=way, plan=plan)
+
+
+def _plan(data: dict[str, Any], wanted: Wanted, teacher: Teacher, *, cpu: bool = False) -> tuple[Recipe, Plan]:
+    """Plain data as a recipe, and what it does to the opened model."""
+    recipe = recipe_from_dict(data, wanted.command)
+    return recipe, make_plan(Job.of(recipe, lambda *_: teacher), cpu=cpu)
 
 
 def _on_cpu(wanted: Wanted, teacher: Teacher, cpu: Cpu) -> NewRecipe:
@@ -159,8 +164,7 @@ def _in_time(wanted: Wanted, teacher: Teacher, shape: _Shape) -> NewRecipe:
     known = 1.0 if wanted.hours is None else sum(MOST_TOKENS) / sum(budgets(sizes))
     most = _most_share(wanted, sizes, known)
     plain: list[Mixer | None] = [None] * geometry.layers
-    draft = recipe_from_dict(_data(wanted, sizes, shape, most, CPU_EVAL), wanted.command)
-    drafted = make_plan(Job.of(draft, lambda *_: teacher), cpu=True)
+    draft, drafted = _plan(_data(wanted, sizes, shape, most, CPU_EVAL), wanted, teacher, cpu=True)
     choice = drafted.choice
     assert choice is not None
     assert draft.eval.needle is not None
@@ -173,8 +177,7 @@ def _in_time(wanted: Wanted, teacher: Teacher, shape: _Shape) -> NewRecipe:
     )
     share = fitted_share(pace, wanted.hours or CPU_HOURS, lambda share: _stages(sizes, shape, share), most)
     data = _data(wanted, sizes, shape, share, CPU_EVAL)
-    recipe = recipe_from_dict(data, wanted.command)
-    plan = make_plan(Job.of(recipe, lambda *_: teacher), cpu=True)
+    recipe, plan = _plan(data, wanted, teacher, cpu=True)
     return NewRecipe(text="", data=data, recipe=recipe, way=None, plan=plan, pace=pace)
 
 

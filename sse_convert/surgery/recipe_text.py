@@ -161,7 +161,7 @@ class _Reader:
                 try:
                     others[-1] |= self._dataset(path, splits)
                 except HubError as error:
-                    if Path(path).parent.is_dir():  # more likely a file of that folder than a dataset of such an owner
+                    if "/" in path and Path(path).parent.is_dir():  # a file of it, rather than an owner's dataset
                         raise _absent(path) from error
                     remarks.append(f"{path} is taken for text in a column text, since {error.what}")
                 continue

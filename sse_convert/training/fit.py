@@ -71,10 +71,7 @@ class Fit:
         processes = self.ready.accelerator.num_processes
         if before is not None and before["processes"] == processes:
             return self._with_explicit(Chosen(**before))
-        train, gpu = (
-            self.ready.train,
-            self.ready.accelerator.device.type == "cuda",
-        )  # compiled as asked, or where it pays
+        train, gpu = self.ready.train, self.ready.accelerator.device.type == "cuda"
         compiled = (gpu or train.compile != "auto") and compiles_layers(self.ready.stage, train)
         rows, checkpointing = self._passes(compiled)
         return self._with_explicit(

@@ -277,13 +277,12 @@ def test_a_dataset_that_the_hub_does_not_have_is_refused(hub):
         api.recipes_new(teacher(), NEW, text=["owner/none"])
 
 
-def test_a_hub_that_does_not_answer_is_told(monkeypatch):
+@pytest.mark.parametrize("path", ["owner/plain", "plain"])
+def test_a_hub_that_does_not_answer_is_told(monkeypatch, path):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    written = api.recipes_new(teacher(), NEW, text=["owner/plain"])
-    assert "owner/plain is taken for text in a column text, since the hub cannot be reached" in "\n".join(
-        written.lines()
-    )
-    assert load_recipe(NEW).data.train == [Source(path="owner/plain", streaming=True)]
+    written = api.recipes_new(teacher(), NEW, text=[path])
+    assert f"{path} is taken for text in a column text, since the hub cannot be reached" in "\n".join(written.lines())
+    assert load_recipe(NEW).data.train == [Source(path=path, streaming=True)]
 
 
 def test_a_mistyped_file_of_a_folder_is_no_dataset(monkeypatch):
