@@ -10,9 +10,12 @@ BOOKS is a folder of text files. Heads are chosen by wordings and passages that 
     refined     the best by attention, then swaps that lower KL on running text and the loss of answers
     layers      whole layers, by the attention of all their heads
     select      the layers that `sse-convert select` chose, given by --select
+
+`--plans` judges what an earlier report kept, and chooses nothing.
 """
 
 import argparse
+import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -204,6 +207,12 @@ def plans(
         yield "refined", refined(cost, orders[f"attention at {longest:,}"], count)
 
 
+def earlier(report: Path) -> Iterator[tuple[str, Sequence[Head] | None]]:
+    """What an earlier run kept, by what chose it."""
+    for plan in json.loads(report.read_text(encoding="utf-8"))["plans"]:
+        yield plan["choice"], None if plan["kept"] is None else [(layer, head) for layer, head in plan["kept"]]
+
+
 @torch.inference_mode()
 def run(options: argparse.Namespace) -> None:
     """Choose, judge and write; the report is written anew after each plan."""
@@ -218,7 +227,8 @@ def run(options: argparse.Namespace) -> None:
     for length in sorted({min(options.lengths), min(2048, max(options.lengths)), max(options.lengths)}):
         ids = judge.passages(judge.judging, length, options.rows if length <= 2048 else options.rows // 2)
         texts.append((length, ids, judge.expected(ids)))
-    for name, kept in plans(options, Choices(judge, heads, options.facts), report):
+    choices = Choices(judge, heads, options.facts)
+    for name, kept in earlier(options.plans) if options.plans else plans(options, choices, report):
         with heads.only(kept):
             kl = {length: round(judge.kl(ids, expected), 4) for length, ids, expected in texts}
             needles = judge.needles(options.lengths, options.samples)
@@ -240,6 +250,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--facts", type=int, default=24, help="rows that rank heads")
     p.add_argument("--rows", type=int, default=8, help="passages for KL")
     p.add_argument("--select", nargs="*", type=int, default=[], help="layers that `select` chose")
+    p.add_argument("--plans", type=Path, help="JSON file of an earlier run, whose plans are judged")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return p

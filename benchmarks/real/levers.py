@@ -55,8 +55,9 @@ LEVERS: dict[str, tuple[str, ...]] = {
     "one state per KV head": (*ONE, f"{MIXER}.state_heads=kv"),
     "4 partitions": (f"{MIXER}.num_partitions=4",),
     "64 partitions": (f"{MIXER}.num_partitions=64",),
+    "one GDN state": (*ONE, f"{MIXER}.advanced.decay=scalar"),
+    "one GLA state": (*ONE, f"{MIXER}.update=gla", f"{MIXER}.k_feature_map=silu"),
     "window of 32": (f"{MIXER}.window=32",),
-    "no decay": (f"{MIXER}.advanced.decay=none",),
     "fewer planted rows": ("data.needles.share=0.2",),
     **{
         f"{count} heads, {name}": (kept(count), *changes)
