@@ -258,7 +258,7 @@ def hub_errors(what: str, doing: Literal["read", "write to"] = "read") -> Iterat
             raise _refusal(what, answer, doing) from error
         raise HubError(
             f"the hub cannot be reached for {what} at {constants.ENDPOINT} ({type(error).__name__})",
-            expected="a network connection" + (", or the model in the local cache" if doing == "read" else ""),
+            expected="a network connection" + (", or what is asked for in the local cache" if doing == "read" else ""),
             fix="check the connection, HF_ENDPOINT and HF_HUB_OFFLINE, then run the same command again"
             + ("; if a folder is meant, there is none of that name here" if doing == "read" else ""),
         ) from error

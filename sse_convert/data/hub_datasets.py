@@ -4,7 +4,7 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,17 @@ SHUFFLE_BUFFER = 1000
 """examples a streamed dataset is shuffled over; its shards are shuffled as well"""
 
 
-def check_datasets(names: Iterable[str]) -> None:
-    """Ask the hub whether it has datasets, so that a misspelt path is found before anything is converted.
-
-    Where it cannot be asked, reading finds out: they may be in the cache.
+def check_dataset(source: Source, field: str) -> None:
+    """Ask the hub whether it has a dataset, so that a misspelt path is found before anything is converted.
 
     Raises:
-        DataError: it has none of a name.
+        DataError: it has none of the name.
+        HubError: it cannot be asked, and the cache does not have the dataset either.
     """
-    with contextlib.suppress(HubError):
-        for name in dict.fromkeys(names):
-            _ask(name)
+    try:
+        _ask(source.path or "")
+    except HubError:
+        open_hub(source, field, None)
 
 
 def first_example(path: str, splits: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
@@ -60,8 +60,9 @@ def first_example(path: str, splits: Sequence[str]) -> tuple[dict[str, str], dic
     return {key: value for key, value in told.items() if value}, example
 
 
+@functools.cache
 def _ask(name: str) -> None:
-    """Ask the hub for a dataset.
+    """Ask the hub for a dataset, unless it has told of it.
 
     Raises:
         DataError: it has none of the name.
@@ -76,6 +77,30 @@ def _ask(name: str) -> None:
         if isinstance(error.__cause__, errors.RepositoryNotFoundError | errors.HFValidationError):
             raise _unknown(name) from error
         raise
+
+
+@contextlib.contextmanager
+def _answering(name: str) -> Iterator[None]:
+    """Where the hub does not answer, let the library read its cache alone: it would ask six times in half a minute.
+
+    Raises:
+        DataError: the hub has none of the name.
+        HubError: it cannot be asked, and the cache does not have it.
+    """
+    import datasets
+
+    try:
+        _ask(name)
+    except HubError as error:
+        before, datasets.config.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE, True
+        try:
+            yield
+        except HubError:
+            raise error from None
+        finally:
+            datasets.config.HF_HUB_OFFLINE = before
+    else:
+        yield
 
 
 def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStream":
@@ -93,7 +118,7 @@ def open_hub(source: Source, field: str, seed: int | None) -> "HubTable | HubStr
     import datasets
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
-    with hub_errors(f"dataset {source.path}"):
+    with _answering(source.path or ""), hub_errors(f"dataset {source.path}"):
         try:
             data = datasets.load_dataset(source.path, source.name, split=source.split, streaming=source.streaming)
         except DatasetNotFoundError as error:

@@ -18,7 +18,7 @@ from torch import Tensor
 from sse_convert.checkpoints.identity import SEAL
 from sse_convert.console import progress
 from sse_convert.data.documents import Encoder
-from sse_convert.data.hub_datasets import check_datasets, open_hub
+from sse_convert.data.hub_datasets import check_dataset, open_hub
 from sse_convert.data.needle import KeyWords, load_words
 from sse_convert.data.packing import IGNORED, Corpus, Cursor, Packed, Packer, packed_rows
 from sse_convert.data.parquet_files import ParquetFiles
@@ -95,11 +95,13 @@ def check_sources(sources: Sequence[Source]) -> None:
 
     Raises:
         DataError: a source does not exist or is not usable text.
+        HubError: the hub cannot be asked for a dataset that is not in its cache either.
     """
     for source in sources:
         if is_local(source):
             open_files(source, seq_len=1)
-    check_datasets(source.path or "" for source in sources if _is_hub(source))
+        elif _is_hub(source):
+            check_dataset(source, _field(source))
 
 
 def text_digests(sources: Sequence[Source]) -> list[dict[str, str]]:

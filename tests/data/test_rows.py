@@ -4,6 +4,8 @@ import itertools
 import json
 import re
 import shutil
+import time
+from pathlib import Path
 
 import huggingface_hub
 import numpy as np
@@ -19,7 +21,7 @@ from sse_convert.data.packing import IGNORED, Cursor, Packer
 from sse_convert.data.rows import check_sources
 from sse_convert.data.teacher_samples import CACHE_VARIABLE, cache_folder
 from sse_convert.data.text_files import TextFiles, find_files, passed_over
-from sse_convert.errors import DataError
+from sse_convert.errors import DataError, HubError
 from sse_convert.recipe.schema import Needles, Source
 from tests.fake_hub import FakeHub
 
@@ -307,7 +309,19 @@ def test_teacher_text_differs_between_training_and_held_out(tokenizer, teacher_f
     assert 0 not in train[1:-1]
 
 
-def test_hub_datasets(tokenizer, monkeypatch):
+@pytest.fixture
+def unreachable(monkeypatch, tmp_path):
+    """A hub that cannot be reached, and an empty cache; waiting fails."""
+    import datasets
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waits for {seconds} s"))
+    return tmp_path / "cache"
+
+
+def test_hub_datasets(tokenizer, monkeypatch, unreachable):
     import datasets
 
     texts = [make_document(i) for i in range(200)]
@@ -333,7 +347,7 @@ def test_hub_datasets(tokenizer, monkeypatch):
 
 
 def test_a_dataset_that_the_hub_does_not_have_is_found_before_anything_is_read(monkeypatch):
-    """Where the hub cannot be asked, reading finds out: the dataset may be in the cache."""
+    """The hub tells of a dataset once. Where it cannot be asked, the cache must have it."""
     right, wrong = Source(path="owner/corpus"), Source(path="owner/corups")
     with FakeHub() as hub:
         hub.datasets.add("owner/corpus")
@@ -343,9 +357,32 @@ def test_a_dataset_that_the_hub_does_not_have_is_found_before_anything_is_read(m
             check_sources([right, wrong])
         check_sources([right, right])
         asked = [request for request in hub.requests if "datasets" in request]
-        assert asked == [f"GET /api/datasets/owner/{name}" for name in ("corpus", "corpus", "corups", "corpus")]
+        assert asked == [f"GET /api/datasets/owner/{name}" for name in ("corpus", "corups")]
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    check_sources([right, wrong])
+    check_sources([right])
+    with pytest.raises(HubError, match=r"the hub cannot be reached for owner/corups at http://127.0.0.1:9"):
+        check_sources([right, wrong])
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(tokenizer, unreachable):
+    import datasets
+
+    with pytest.raises(HubError, match="the hub cannot be reached for owner/elsewhere at"):
+        take(Source(path="owner/elsewhere"), tokenizer, 1)
+    assert not datasets.config.HF_HUB_OFFLINE
+
+
+def test_a_dataset_of_the_cache_is_read_where_the_hub_cannot_be_reached(tokenizer, unreachable, tmp_path):
+    import datasets
+
+    (tmp_path / "kept.jsonl").write_text("".join(json.dumps({"text": make_document(i)}) + "\n" for i in range(200)))
+    made = datasets.load_dataset("json", data_files=str(tmp_path / "kept.jsonl"), cache_dir=str(tmp_path / "made"))
+    (table,) = (Path(file["filename"]) for file in made["train"].cache_files)
+    folder = shutil.copytree(table.parent, unreachable / "owner___kept" / "default" / "0.0.0" / "made")
+    (folder / table.name).rename(folder / "kept-train.arrow")
+    source = Source(path="owner/kept")
+    check_sources([source])
+    assert len(take(source, tokenizer, 20)) == 20
 
 
 def test_a_hub_dataset_is_told_by_its_content(tmp_path):

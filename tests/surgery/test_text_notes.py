@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from sse_convert import api
@@ -12,6 +13,7 @@ from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Data, Source
 from sse_convert.surgery import text_notes as module
 from sse_convert.surgery.text_notes import text_notes
+from tests.fake_hub import FakeHub
 from tests.surgery import models
 
 TEACHER = Path(__file__).parents[2] / "demo" / "teacher"
@@ -57,8 +59,33 @@ def test_empty_text_is_refused_in_the_words_of_run(tmp_path, monkeypatch, name, 
 
 
 def test_text_that_is_not_here_is_for_others_to_note(tmp_path):
-    assert text_notes(data([tmp_path / "absent.txt", "owner/books"])) == []
+    assert text_notes(data([tmp_path / "absent.txt"])) == []
     assert text_notes(Data(train=[Source(kind="teacher")])) == []
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub that has a dataset."""
+    with FakeHub() as hub:
+        hub.datasets.add("owner/books")
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.endpoint)
+        yield hub
+
+
+@pytest.mark.parametrize("most", [module.MOST_BYTES, 1])
+def test_a_folder_that_is_not_here_could_be_a_dataset(tmp_path, monkeypatch, hub, most):
+    """Whatever else there is to say."""
+    monkeypatch.setattr(module, "MOST_BYTES", most)
+    same = write(tmp_path / "same.txt", LONG)
+    refused, other = text_notes(data(["owner/books", "texts/train", same], [same]))
+    assert refused.startswith("`run` refuses this recipe: texts/train is neither a file, a folder nor a dataset on the")
+    assert other.startswith("1 files of data.valid" if most > 1 else "208 B of local text are not read here")
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    (refused,) = text_notes(data(["texts/train"]))
+    assert refused.startswith(
+        "`run` refuses this recipe: the hub cannot be reached for texts/train at http://127.0.0.1:9"
+    )
+    assert refused.endswith("if a folder is meant, there is none of that name here")
 
 
 def test_the_plan_says_it(tmp_path):
@@ -68,6 +95,7 @@ def test_the_plan_says_it(tmp_path):
     assert f"note: `run` refuses this recipe: {empty} is empty; remove" in "\n".join(api.plan(recipe).lines())
 
 
+@pytest.mark.usefixtures("hub")
 def test_text_in_both_is_warned_of_as_run_does(tmp_path):
     same = write(tmp_path / "same.txt", LONG)
     other = write(tmp_path / "other.txt", f"Another text. {LONG}")
