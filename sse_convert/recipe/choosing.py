@@ -103,11 +103,9 @@ def rows_of(length: int) -> ProbeRows:
     return ProbeRows(length=length, text=max(1, TEXT_TOKENS // max(1, length)), recall=RECALL_ROWS)
 
 
-def retrieval_sets(*, keep: int, tries: int = TRIES) -> int:
-    """Sets that the method retrieval measures, with those of all and of none, and one pass that looks at attention."""
+def most_sets(method: str, *, keep: int, among: int, tries: int) -> int:
+    """Sets that a method measures, with those of all and of none, and its own pass that looks at attention: one forward
+    pass each."""
+    if method == METHODS["layers"]:
+        return 2 + sum(among - i for i in range(keep))
     return 4 + tries * (keep - keep // 2)
-
-
-def greedy_sets(*, keep: int, among: int) -> int:
-    """Sets of layers that the method greedy measures, with those of all and of no layer: one forward pass each."""
-    return 2 + sum(among - i for i in range(keep))

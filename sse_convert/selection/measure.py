@@ -8,7 +8,7 @@ import csv
 import dataclasses as dc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sse_convert.console import Bar
+from sse_convert.console import Bar, progress
 from sse_convert.errors import CheckpointError
 from sse_convert.files import replacing
 from sse_convert.modeling.arch_spec import decoder_config
@@ -97,7 +97,7 @@ class Meter:
         self.layers = layers
         self.recall = "needle"
         self.recall_weight = 1.0
-        self.bar: Bar | None = None
+        self._bar: Bar | None = None
         self._load = load
         self._swap: Swap | None = None
         self._file, self._team = file, team
@@ -152,10 +152,21 @@ class Meter:
         finally:
             self._cost = outer
 
-    def add_cost(self, tokens: int, seconds: float) -> None:
-        """Count work of the current method."""
+    @contextmanager
+    def shown(self, description: str, most: int) -> Iterator[None]:
+        """A bar that counts sets, each once and known ones included, and ends with the last of them."""
+        with progress(description, most) if self._team.leads else nullcontext() as self._bar:
+            self._seen: set[Key] = set()
+            yield
+            if self._bar is not None:
+                self._bar.expect(0)
+        self._bar = None
+
+    def count_pass(self, tokens: int) -> None:
+        """Count a pass of the current method's own."""
         self._cost.tokens += tokens
-        self._cost.seconds += seconds
+        if self._bar is not None:
+            self._bar.update()
 
     def parts(self) -> dict[str, Rows]:
         """The rows in use."""
@@ -177,11 +188,13 @@ class Meter:
     def _count(self, key: Key) -> None:
         if key not in self._cost.counted:
             self._cost.counted.add(key)
-            self.add_cost(self._known[key].tokens, self._known[key].seconds)
+            self._cost.tokens += self._known[key].tokens
+            self._cost.seconds += self._known[key].seconds
 
     def _show(self, key: Key) -> None:
-        if self.bar is not None:
-            self.bar.update(note=f"keeping {len(key[1])} of {len(self.layers)}")
+        if self._bar is not None and key not in self._seen:
+            self._seen.add(key)
+            self._bar.update(note=f"keeping {len(key[1])} of {len(self.layers)}")
 
     @torch.no_grad()
     def _remember(self, kept: tuple[int, ...], *, measured: bool) -> None:

@@ -53,7 +53,7 @@ def retrieval_scores(meter: Meter) -> dict[int, float]:
         for part in passes(rows, model.device):
             watch.rows = Rows(part.ids.to(model.device), part.asked.to(model.device))
             scored_hidden(model, part)
-    meter.add_cost(rows.ids.numel(), 0.0)
+    meter.count_pass(rows.ids.numel())
     found: dict[int, float] = {}
     for sums in (watch.copied, watch.far):
         largest = max(float(mass.max()) for mass in sums.values())

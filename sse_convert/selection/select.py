@@ -10,7 +10,7 @@ from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.console import progress, say
 from sse_convert.mixers import FULL, mixer_to_dict
-from sse_convert.recipe.choosing import METHODS, chosen_recipe, open_choice, retrieval_sets
+from sse_convert.recipe.choosing import METHODS, chosen_recipe, most_sets, open_choice
 from sse_convert.recipe.pattern import pattern_unit
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import found_before
@@ -54,13 +54,11 @@ def select_layers(
     with progress("reading text to choose by", 1):
         setup = set_up(job, out, settings, text=text, device=device, team=team)
     meter = setup.meter
-    layers = len(meter.layers)
-    most = 2 * len(meter.probe.recall) + 1 + _steps(settings, settings.method, layers)
     with contextlib.ExitStack() as held:
         if team.leads:
             held.enter_context(run_lock(out))
-            meter.bar = held.enter_context(progress(f"choosing {'heads' if meter.span > 1 else 'layers'}", most))
-        recall, nothing = settle_recall(meter)
+        with meter.shown("looking for what the teacher recalls", 2 * len(meter.probe.recall)):
+            recall, nothing = settle_recall(meter)
         if try_teacher and team.leads:
             for warning in guess_warnings(meter.measure(meter.layers).text_loss, job.teacher().text.vocab_size):
                 say(f"warning: {warning}")
@@ -68,9 +66,10 @@ def select_layers(
         if method != METHODS["layers"] and meter.span == 1 and not meter.recall_weight:
             method = METHODS["layers"]  # nothing ranks them
         check_recall(meter.span, meter.recall_weight)
-        if meter.bar is not None:
-            meter.bar.expect(_steps(settings, method, layers))
-        choice = run_method(method, meter, settings.keep, settings.tries)
+        most = most_sets(method, keep=settings.keep, among=len(meter.layers), tries=settings.tries)
+        with meter.shown(f"choosing {'heads' if meter.span > 1 else 'layers'}", most):
+            meter.measure_all([meter.layers, ()], beside=())
+            choice = run_method(method, meter, settings.keep, settings.tries)
         report = SelectReport(
             model=job.recipe.model,
             folder=out,
@@ -121,13 +120,6 @@ def settle_recall(meter: Meter) -> tuple[str, Measurement]:
 def _without_all(meter: Meter, kind: str) -> Measurement:
     meter.recall = kind
     return meter.measure(())
-
-
-def _steps(settings: SelectSettings, method: str, layers: int) -> int:
-    """Sets that a method asks for, known ones included, once recall rows are settled."""
-    keep = settings.keep
-    rounds = sum(layers + 1 - i for i in range(keep))
-    return 2 + (rounds + 1 if method == METHODS["layers"] else retrieval_sets(keep=keep, tries=settings.tries))
 
 
 def _context(teacher: Teacher) -> int:

@@ -9,7 +9,7 @@ import dataclasses as dc
 
 import torch
 
-from sse_convert.recipe.choosing import METHODS, TRIES, ProbeRows, greedy_sets, retrieval_sets
+from sse_convert.recipe.choosing import METHODS, TRIES, ProbeRows, most_sets
 from sse_convert.surgery.budget import Geometry, forward_flops
 from sse_convert.surgery.cpu_speed import fast_in_bfloat16, forward_flops_per_second
 
@@ -66,8 +66,7 @@ def choice_effort(geometry: Geometry, rows: ProbeRows, *, by: str, keep: int, am
 def _effort(
     geometry: Geometry, rows: ProbeRows, method: str, keep: int, among: int, tries: int, *, light: bool
 ) -> Effort:
-    greedy = method == METHODS["layers"]
-    sets = greedy_sets(keep=keep, among=among) if greedy else retrieval_sets(keep=keep, tries=tries)
+    sets = most_sets(method, keep=keep, among=among, tries=tries)
     token_flops = forward_flops(geometry, [None] * geometry.layers, rows.length)
     return Effort(rows=rows, method=method, tries=tries, light=light, sets=sets, token_flops=token_flops)
 

@@ -4,7 +4,7 @@ import pytest
 
 from sse_convert.errors import RecipeError
 from sse_convert.recipe import load_recipe, resolve
-from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, greedy_sets, open_choice, probe_rows
+from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, most_sets, open_choice, probe_rows
 from sse_convert.recipe.schema import Layers, Select
 from tests.recipe.recipes import small, write
 
@@ -152,8 +152,8 @@ def test_what_makes_no_sense(tmp_path, select, message):
 
 
 def test_greedy_measures_every_set_once():
-    assert greedy_sets(keep=1, among=6) == 7 + 1  # none, six alone; and all, the teacher
-    assert greedy_sets(keep=2, among=6) == 1 + 6 + 5 + 1
+    assert most_sets("greedy", keep=1, among=6, tries=0) == 7 + 1  # none, six alone; and all, the teacher
+    assert most_sets("greedy", keep=2, among=6, tries=0) == 1 + 6 + 5 + 1
 
 
 def test_rows_are_as_long_as_the_longest_of_the_recipe(tmp_path):

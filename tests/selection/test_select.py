@@ -190,19 +190,36 @@ def test_without_recall_no_heads_are_ranked(random_teacher, tmp_path):
         choose(tmp_path / "out", **{**random_teacher, "source": asked, "keep": None, "overrides": None})
 
 
-def test_the_bar_ends_where_the_work_does(random_teacher, tmp_path, monkeypatch):
-    """Though a teacher that recalls nothing is asked in every form first."""
+@pytest.fixture
+def bars(monkeypatch):
+    """The bars that were shown; none goes beyond its end."""
     bars = []
     real = Bar.update
 
     def update(bar, *args, **kwargs):
         real(bar, *args, **kwargs)
         assert bar._done <= bar._total
-        bars.append(bar)
+        if bar not in bars:
+            bars.append(bar)
 
     monkeypatch.setattr(Bar, "update", update)
+    return bars
+
+
+def test_the_bars_end_where_the_work_does(random_teacher, tmp_path, bars):
+    """Though a teacher that recalls nothing is asked in every form first."""
     choose(tmp_path / "out", keep=2, **random_teacher)
-    assert bars[-1]._done == bars[-1]._total
+    assert all(bar._done == bar._total for bar in bars)
+
+
+@pytest.mark.parametrize("by", ["layers", "heads"])
+def test_as_many_passes_are_counted_as_told(tmp_path, bars, by):
+    data = {"recipe_version": 1, "model": str(TEACHER), "export": {"dir": str(tmp_path / "out")}}
+    data["mixers"] = {"sliding": {"window": 32}}
+    asked = recipe_from_dict({**data, "layers": {"select": {"keep": 1, "by": by}}})
+    told = api.plan(asked).choice.passes
+    choose(tmp_path / "chosen", keep=None, source=asked, overrides=None)
+    assert [(bar._description, bar._done) for bar in bars[1:]] == [(f"choosing {by}", told)]
 
 
 @pytest.fixture
