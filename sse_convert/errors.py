@@ -78,6 +78,10 @@ class CheckpointError(SSEConvertError):
     kind = "checkpoint"
 
 
+class TeacherError(CheckpointError):
+    """The teacher that a small checkpoint needs is not at hand, or another."""
+
+
 class HardwareError(SSEConvertError):
     """The machine lacks what was asked of it (a GPU, a kernel, a parallel mode)."""
 

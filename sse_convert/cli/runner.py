@@ -19,7 +19,7 @@ from typing import Annotated, Any, ParamSpec
 import typer
 from typer.main import get_command
 
-from sse_convert.errors import Ended, HardwareError, OutputError, SSEConvertError, UsageError
+from sse_convert.errors import Ended, HardwareError, OutputError, SSEConvertError, TeacherError, UsageError
 from sse_convert.process_memory import (
     keep_freed_memory,
     lacks_memory,
@@ -284,6 +284,9 @@ def _known(error: BaseException, name: str = "") -> SSEConvertError | None:
     """The error as a message for the user, if it is one of ours or one the machine caused."""
     if not isinstance(error, HardwareError | UserInterruptError) and lacks_memory(error):
         return out_of_memory(f"running {name or 'a command'}", error)
+    if isinstance(error, TeacherError):  # of code that travels with checkpoints, and knows no options
+        way = "give --teacher FOLDER" if name == "join" else "make it whole: `sse-convert join --teacher FOLDER`"
+        return TeacherError(error.what, expected=error.expected, fix=f"{error.fix}; or {way}")
     if isinstance(error, SSEConvertError):
         return error
     if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:

@@ -6,6 +6,7 @@ projections but not the new tensors. Their own guards look at `layer_types` and 
 `context_parallel` does instead is in `context.py`.
 """
 
+import contextlib
 import dataclasses as dc
 import hashlib
 import json
@@ -19,9 +20,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers.integrations import is_deepspeed_zero3_enabled
-from transformers.utils import cached_file
+from transformers.utils import cached_file, has_file
 
-from sse_convert.errors import CheckpointError, HardwareError
+from sse_convert.errors import CheckpointError, HardwareError, TeacherError
 from sse_convert.modeling.arch_spec import LENT_FILE, TEACHER_VARIABLE
 
 _MODES = {"tp": "tensor", "cp": "context", "sp": "sequence"}
@@ -86,7 +87,7 @@ def teacher_files(lent: Lent, checkpoint: str, place: str | None, options: dict[
         options: how to download, as `transformers.utils.cached_file` takes it.
 
     Raises:
-        CheckpointError: they are neither here nor can be had; or tensors are not those that were lent.
+        TeacherError: they are neither here nor can be had; or tensors are not those that were lent.
     """
     named = [str(Path(checkpoint).parent / lent.teacher), lent.teacher] if lent.teacher.startswith("./") else []
     given = place or os.environ.get(TEACHER_VARIABLE)
@@ -95,16 +96,31 @@ def teacher_files(lent: Lent, checkpoint: str, place: str | None, options: dict[
     try:
         if folders and not os.path.isdir(source):
             raise FileNotFoundError(f"there is no folder {' or '.join(folders)}")
-        found = {name: str(cached_file(source, name, **options, revision=lent.revision)) for name in lent.files}
+        found = {name: _file(source, name, {**options, "revision": lent.revision}) for name in lent.files}
     except OSError as error:
         download = f"`hf download {lent.teacher} --revision {lent.revision}` where there is a network, or "
-        raise CheckpointError(
+        raise TeacherError(
             f"{checkpoint} is small, and its teacher {lent.named} is not at hand: {str(error).splitlines()[0]}",
             expected=f"the teacher's {', '.join(lent.files)}",
             fix=f"{'' if named else download}set {TEACHER_VARIABLE} to a folder with the teacher's files",
         ) from error
     _check_lent(lent, found, checkpoint, source)
     return found
+
+
+def _file(source: str, name: str, options: dict[str, Any]) -> str:
+    """Where a file of a folder or of a hub is, downloaded if need be.
+
+    Raises:
+        OSError: it cannot be had. A hub that does not answer is asked once, which the library would six times.
+    """
+    if not os.path.isdir(source):
+        with contextlib.suppress(OSError):
+            return str(cached_file(source, name, **{**options, "local_files_only": True}))
+        asked = {key: options[key] for key in ("revision", "token", "local_files_only") if key in options}
+        if not has_file(source, name, **asked):
+            raise FileNotFoundError(f"{name} is not in the cache, nor on a hub that answers")
+    return str(cached_file(source, name, **options))
 
 
 def _check_lent(lent: Lent, found: dict[str, str], checkpoint: str, source: str) -> None:
@@ -115,7 +131,7 @@ def _check_lent(lent: Lent, found: dict[str, str], checkpoint: str, source: str)
         if now != digests[name]
     ]
     if wrong:
-        raise CheckpointError(
+        raise TeacherError(
             f"{len(wrong)} tensors that {checkpoint} takes from its teacher are others in {source}: "
             + ", ".join(wrong[:3]),
             expected=f"the teacher that it was made from, unchanged: {lent.named}",

@@ -196,7 +196,8 @@ def test_each_kind_of_error(capsys, outcome, cls):
     assert run_app(app, ["plan", "x"]) == code
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "error: width is [3]\nexpected: [bold]4[/bold]\nfix: set width: 4\n"
+    options = "; or make it whole: `sse-convert join --teacher FOLDER`" if cls is errors.TeacherError else ""
+    assert err == f"error: width is [3]\nexpected: [bold]4[/bold]\nfix: set width: 4{options}\n"
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ import errno
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 import yaml
@@ -14,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from sse_convert import api
+from sse_convert.cli.app import app
+from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, OutputError
 from sse_convert.evaluation.evaluate import evaluate_checkpoint
 from sse_convert.export.export import export_checkpoint
@@ -183,6 +187,25 @@ def test_a_missing_teacher_is_named_with_what_to_do(exported, teacher, tmp_path,
     assert torch.equal(logits(load_pretrained(exported[1])), logits(load_pretrained(exported[0])))
     monkeypatch.setenv("SSE_TEACHER", str(tmp_path / "nowhere"))
     with pytest.raises(CheckpointError, match="is not at hand"):
+        load_pretrained(exported[1])
+
+
+@pytest.mark.parametrize(
+    ("command", "way"),
+    [("join", "give --teacher FOLDER"), ("chat", "make it whole: `sse-convert join --teacher FOLDER`")],
+)
+def test_commands_name_the_option(exported, teacher, tmp_path, capsys, command, way):
+    teacher.rename(tmp_path / "elsewhere")
+    assert run_app(app, [command, str(exported[1]), *(["-o", str(tmp_path / "out")] if command == "join" else [])]) == 4
+    assert f"set SSE_TEACHER to a folder with the teacher's files; or {way}\n" in capsys.readouterr().err
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(exported, monkeypatch):
+    lent = json.loads((exported[1] / "sse_delta.json").read_text())
+    (exported[1] / "sse_delta.json").write_text(json.dumps({**lent, "teacher": "ada/teacher", "revision": "c" * 40}))
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waits for {seconds} s"))
+    with pytest.raises(CheckpointError, match=r"is not at hand: model.safetensors is not in the cache, nor on a hub"):
         load_pretrained(exported[1])
 
 
