@@ -3,7 +3,8 @@
 Finished steps are skipped.
 
 Each step has a folder `<export.dir>.stages/NN-name` with a stage.json that holds all inputs of the step and the hash of
-the step before it. A step whose inputs changed is refused, with the keys that changed. Where a recipe has gained or
+the step before it. A step whose inputs changed is refused, with the keys that changed; the export, from which nothing
+is made, is made anew. Where a recipe has gained or
 lost a step, what earlier runs made from there on is set aside.
 
 A recipe's way from the command line to the training loop, each the caller of the next:
@@ -48,7 +49,7 @@ from sse_convert.export.export import export_checkpoint
 from sse_convert.files import is_leftover, write_json, write_text
 from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, open_choice
 from sse_convert.recipe.schema import Recipe
-from sse_convert.report import Report, found_before, json_ready
+from sse_convert.report import Report, format_bytes, found_before, json_ready
 from sse_convert.results.collect import RECIPE, stages_folder
 from sse_convert.results.stored_evaluation import read_evaluation
 from sse_convert.selection.automatic import choice_inputs, choose_layers
@@ -61,7 +62,7 @@ from sse_convert.training.compiling import kept_code
 from sse_convert.training.schedule import Schedule
 from sse_convert.training.setup import make_accelerator
 from sse_convert.training.stage import run_stage
-from sse_convert.training.stage_record import finished, record_of, refuse_changes
+from sse_convert.training.stage_record import changes, finished, record_of, refuse_changes
 
 _MADE = ".made"
 """folder in that of the export step, where the result is until the step is recorded"""
@@ -82,20 +83,28 @@ class RunReport:
     """what the figures come to, None where nothing is measured"""
     warnings: tuple[str, ...] = ()
     """what looked wrong before the first step"""
+    work_bytes: int = 0
+    """of the training checkpoints that stages have left, in folders `*.work` beside them"""
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data."""
         verdict = {} if self.verdict is None else {"verdict": dc.asdict(self.verdict)}
-        return {"out": self.out, "steps": list(self.steps), "warnings": list(self.warnings), **verdict}
+        plain = {"out": self.out, "steps": list(self.steps), "warnings": list(self.warnings)}
+        return {**plain, "work_bytes": self.work_bytes, **verdict}
 
     def lines(self) -> list[str]:
         """The result for a person, who has seen what each step came to."""
         warnings = [f"warning: {warning}" for warning in self.warnings]
         verdict = [] if self.verdict is None else [self.verdict.line()]
         broken = self.verdict is not None and self.verdict.destroyed
+        left = (
+            f"{stages_folder(Path(self.out))}/*.work hold {format_bytes(self.work_bytes)} of training checkpoints: "
+            "only more tokens for a stage need them, so they may be deleted"
+        )
         return [
             *warnings,
             *verdict,
+            *([left] if self.work_bytes else []),
             f"{'destroyed' if broken else 'finished'} model: {self.out}",
         ]
 
@@ -126,7 +135,9 @@ def run_recipe(recipe: Recipe, *, resume: bool = True) -> RunReport:
         figures = _measure(job, folder, steps)
         _export(job, folder, figures, steps)
     verdict = None if figures is None else read_evaluation(figures).verdict()
-    result = RunReport(out=str(steps.out), steps=tuple(steps.done), verdict=verdict, warnings=tuple(warnings))
+    left = sum(path.stat().st_size for path in steps.root.glob("*.work/**/*") if path.is_file())
+    done = tuple(steps.done)
+    result = RunReport(out=str(steps.out), steps=done, verdict=verdict, warnings=tuple(warnings), work_bytes=left)
     _require_sound(result, steps)
     return result
 
@@ -281,6 +292,7 @@ def _export(job: Job, checkpoint: Path, figures: Path | None, steps: "_Steps") -
     inputs = {"checkpoint": checkpoint_identity(checkpoint), "export": dc.asdict(job.recipe.export)}
     if figures is not None:
         inputs["eval"] = checkpoint_identity(figures.parent)
+    steps.outdate("export", inputs)
     made = steps.alone("export", inputs, write) / _MADE
     if steps.done[-1]["already_done"] and steps.out.exists():  # every process, so that none waits for one that failed
         _require_whole(steps.out)
@@ -351,11 +363,21 @@ class _Steps:
         steps = [path for path in sorted(self.root.glob("[0-9][0-9]-*")) if int(path.name[:2]) > len(self.done)]
         return [*steps, *([self.out] if self.out.exists() else [])]
 
+    def outdate(self, name: str, inputs: dict[str, Any]) -> None:
+        """Set the next step aside with what was made from it, where it is finished and its inputs have changed: it is
+        made anew, since nothing is trained from it."""
+        folder = self.folder(name)
+        if self.accelerator.is_main_process and (folder / STAGE_FILE).is_file():
+            changed = changes(read_stage_record(folder)["inputs"], json_ready(inputs))
+            if changed:
+                say(f"{name}: {'; '.join(changed)}: what was made before is now in {set_aside(folder, self.later())}")
+        self.accelerator.wait_for_everyone()
+
     def add(self, name: str, folder: Path, report: dict[str, Any], lines: list[str], *, already_done: bool) -> None:
-        """Note a finished step, and say what it came to."""
+        """Note a finished step, and say what it came to, unless an earlier run did."""
         self.done.append({"name": name, "folder": str(folder), "already_done": already_done, "report": report})
         if self.accelerator.is_main_process:
-            for line in lines:
+            for line in [f"{name}: done before ({folder})"] if already_done else lines:
                 say(line)
 
     def alone(
@@ -388,7 +410,7 @@ class _Steps:
         self.accelerator.wait_for_everyone()
         stored = None if unfinished and resumes else finished(folder, inputs)
         self.accelerator.wait_for_everyone()  # all have looked before the main process begins the folder
-        lines = [f"{name}: done before ({folder})"]
+        lines: list[str] = []
         if stored is None:
             if self.accelerator.is_main_process or helped:
                 report = action(folder)

@@ -119,6 +119,11 @@ def format_cell(value: object) -> str:
             return str(value)
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def format_bytes(count: float) -> str:
     """`10485760` -> `10.5 MB` (decimal units, as disks and file listings count)."""
     for unit in ("B", "kB", "MB", "GB"):

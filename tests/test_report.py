@@ -4,7 +4,7 @@ import pytest
 
 from sse_convert.mixers import BUILT_IN, Gate, SlidingMixer, SSEMixer, mixer_to_dict
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.report import format_mixer
+from sse_convert.report import counted, format_mixer
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,8 @@ def test_what_is_written_is_a_recipe_again():
         }
     )
     assert recipe.mixers[kind] == mixer
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1234, "1,234 rows")])
+def test_counted(count, words):
+    assert counted(count, "row") == words

@@ -94,12 +94,11 @@ def _stage(
     overrides: Sequence[str] | None,
 ) -> "StageReport":
     job = job_of(checkpoint, recipe, overrides)
-    from sse_convert.surgery.guessing_teacher import warn_of_guessing_copy
     from sse_convert.training.setup import make_accelerator
     from sse_convert.training.stage import pick_stage, run_stage
 
     stage, accelerator = pick_stage(job.recipe, loss, name), make_accelerator(job.recipe.train)
-    return run_stage(job, stage, checkpoint, Path(out), accelerator, before=warn_of_guessing_copy)
+    return run_stage(job, stage, checkpoint, Path(out), accelerator, try_teacher=True)
 
 
 def run(recipe: RecipeLike, *, overrides: Sequence[str] | None = None, resume: bool = True) -> "RunReport":

@@ -43,7 +43,7 @@ from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.modeling.tensors import new_tensors
 from sse_convert.modeling.window.window_branch import attention_layer
 from sse_convert.recipe import Recipe, recipe_hash
-from sse_convert.report import FieldsReport, table
+from sse_convert.report import FieldsReport, counted, table
 from sse_convert.surgery.compatibility import calibration_problems, match_recipe
 from sse_convert.surgery.guessing_teacher import guesses_of
 from sse_convert.surgery.job import Job
@@ -78,7 +78,8 @@ class CalibrateReport(FieldsReport):
         rows = [(str(layer.index), *map(_range, (layer.half_life, layer.output_scale))) for layer in self.layers]
         short = [str(layer.index) for layer in self.layers if not layer.measured]
         return [
-            f"wrote {self.out}: {len(self.layers)} layers set from {self.rows} rows ({self.tokens:,} tokens)",
+            f"wrote {self.out}: {counted(len(self.layers), 'layer')} set from {counted(self.rows, 'row')} "
+            f"({self.tokens:,} tokens)",
             *table(("layer", "half-life (tokens)", "output scale"), rows),
             *([f"note: no document reaches beyond the window of layers {', '.join(short)}; {_LEFT}"] if short else []),
         ]

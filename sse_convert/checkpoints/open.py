@@ -12,6 +12,7 @@ from sse_convert.errors import CheckpointError, HubError
 from sse_convert.modeling.arch_spec import DELTA
 from sse_convert.recipe.problems import shortened
 from sse_convert.recipe.ranges import PlainText
+from sse_convert.report import counted
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -216,7 +217,7 @@ def _shards(folder: Path) -> list[str]:
         )
     if missing := [shard for shard in shards if not (folder / shard).is_file()]:
         raise CheckpointError(
-            f"{len(missing)} of {len(shards)} shards are missing in {folder}: {', '.join(missing[:3])}",
+            f"{folder} lacks {len(missing)} of {counted(len(shards), 'shard')}: {', '.join(missing[:3])}",
             expected=f"every shard that {INDEX} names",
             fix="download the checkpoint again, or correct the index",
         )
@@ -253,7 +254,7 @@ def _check_index(path: Path, weight_map: dict[str, str], tensors: dict[str, Tens
             )
     if extra := sorted(tensors.keys() - weight_map.keys()):
         raise CheckpointError(
-            f"{path} lacks {len(extra)} tensors that the shards hold: {', '.join(extra[:3])}",
+            f"{path} lacks {counted(len(extra), 'tensor')} that the shards hold: {', '.join(extra[:3])}",
             expected="an index that agrees with the shards' headers",
             fix="download index and shards again, from the same revision",
         )

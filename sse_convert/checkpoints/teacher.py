@@ -22,6 +22,7 @@ from sse_convert.modeling.attention_dims import (
     softmax_layers,
 )
 from sse_convert.recipe.problems import shortened
+from sse_convert.report import counted
 
 DEQUANTISED = ("fp8", "mxfp4")
 """quantisations that `sse-convert dequantize` undoes"""
@@ -374,7 +375,7 @@ def check_shapes(files: CheckpointFiles, expected: dict[str, tuple[int, ...]]) -
     """
     if missing := [name for name in expected if name not in files.tensors]:
         raise CheckpointError(
-            f"{files.name} lacks {len(missing)} tensors that its config calls for: {', '.join(missing[:3])}",
+            f"{files.name} lacks {counted(len(missing), 'tensor')} that its config calls for: {', '.join(missing[:3])}",
             expected=f"the tensors of a {files.model_type} model",
             fix="download the checkpoint again, or correct config.json",
         )

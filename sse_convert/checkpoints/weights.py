@@ -11,6 +11,7 @@ from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.tensor_data import all_finite, nonfinite, tensor_chunks
 from sse_convert.console import Bar, progress
 from sse_convert.errors import CheckpointError
+from sse_convert.report import counted
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def check_weights(files: CheckpointFiles, scan: Scan | None = None) -> dict[str,
     if bad := scan.nonfinite:
         worst = ", ".join(f"{name} ({found} of {files.tensors[name].numel})" for name, found in list(bad.items())[:3])
         raise CheckpointError(
-            f"{files.name}: {len(bad)} tensors hold NaN or Inf weights: {worst}",
+            f"{files.name}: {counted(len(bad), 'tensor')} with NaN or Inf weights: {worst}",
             expected="finite weights",
             fix="download the checkpoint again, or use an earlier training checkpoint",
         )
@@ -90,7 +91,7 @@ def require_finite(model: nn.Module, name: str | Path) -> None:
     """
     if bad := nonfinite_tensors(model):
         raise CheckpointError(
-            f"{name}: {len(bad)} tensors hold NaN or Inf weights: {some(bad)}",
+            f"{name}: {counted(len(bad), 'tensor')} with NaN or Inf weights: {some(bad)}",
             expected="finite weights",
             fix="download the checkpoint again, or use an earlier one",
         )

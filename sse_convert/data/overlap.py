@@ -10,6 +10,7 @@ from sse_convert.data.packing import Corpus
 from sse_convert.data.rows import is_local, open_files
 from sse_convert.data.text_files import find_files
 from sse_convert.recipe.schema import Source
+from sse_convert.report import counted
 
 DOCUMENTS = 4096
 """documents of a source that are compared"""
@@ -43,9 +44,9 @@ def overlap(train: Sequence[Source], valid: Sequence[Source]) -> list[str]:
             if _dataset(source) in names:
                 found.append(f"data.valid has {source.path}, split {source.split}, which data.train has as well")
         elif files := [path for key, path in _files(source).items() if key in trained_files]:
-            found.append(f"{len(files)} files of data.valid are in data.train as well, such as {files[0]}")
+            found.append(f"data.train has {counted(len(files), 'file')} of data.valid as well, such as {files[0]}")
         elif shared := sum(key in trained_documents for key in _documents(source)):
-            found.append(f"{shared} of the first documents of {source.path} in data.valid are in data.train as well")
+            found.append(f"data.train has {shared} of the first documents of {source.path} in data.valid as well")
     return found
 
 

@@ -20,7 +20,7 @@ from sse_convert.data.documents import Document, document_from_record
 from sse_convert.data.watched_files import FileBytes, WatchedFiles, changed
 from sse_convert.errors import DataError
 from sse_convert.process_memory import memory_for
-from sse_convert.report import format_bytes
+from sse_convert.report import counted, format_bytes
 
 TEXT_SUFFIXES = (".txt", ".md")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
@@ -124,7 +124,7 @@ def passed_over(path: Path) -> list[str]:
     if not kinds:
         return []
     told = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(_KINDS))
-    more = f" and {len(kinds) - _KINDS} other kinds" if len(kinds) > _KINDS else ""
+    more = f" and {counted(len(kinds) - _KINDS, 'other kind')}" if len(kinds) > _KINDS else ""
     return [f"not read of {path}: {told}{more}"]
 
 

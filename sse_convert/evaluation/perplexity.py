@@ -19,6 +19,7 @@ from sse_convert.evaluation.intervals import Z95, ratio_standard_error
 from sse_convert.evaluation.long_rows import LongRows
 from sse_convert.modeling.architectures import backbone_of
 from sse_convert.modeling.head import Head, token_chunks
+from sse_convert.report import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -125,7 +126,7 @@ def make_windows(
     rows, length = input_ids.shape
     if rows == 0 or length < 2:
         raise DataError(
-            f"held-out text gives {rows} windows of {length} tokens",
+            f"held-out text gives {counted(rows, 'window')} of {counted(length, 'token')}",
             expected="at least one window of two tokens",
             fix="add held-out text or use shorter windows (eval.lengths)",
         )

@@ -31,7 +31,7 @@ from sse_convert.modeling.arch_spec import LENT_FILE
 from sse_convert.modeling.configuration import entry_points, small_entry
 from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.recipe import Recipe, recipe_hash
-from sse_convert.report import FieldsReport, format_bytes, format_number
+from sse_convert.report import FieldsReport, counted, format_bytes, format_number
 from sse_convert.results.collect import RECIPE
 from sse_convert.results.stored_evaluation import read_evaluation
 from sse_convert.surgery.compatibility import match_recipe
@@ -69,10 +69,12 @@ class ExportReport(FieldsReport):
         out = shlex.quote(str(self.out))
         asking = f"generate {out} 'Once upon a time'"
         push = "" if self.destroyed else f", or sse-convert push {out} USER/NAME"
-        left = [f"{self.lent} tensors are left to the teacher; `sse-convert join {out} --out WHOLE` takes them in"]
+        left = [
+            f"left to the teacher: {counted(self.lent, 'tensor')}; `sse-convert join {out} --out WHOLE` takes them in"
+        ]
         return [
             f"wrote {self.out}: {format_number(self.parameters)} parameters, {self.dtype}, {size} in "
-            f"{len(self.shards)} shard{'s' if len(self.shards) > 1 else ''}",
+            f"{counted(len(self.shards), 'shard')}",
             *(left if self.lent else []),
             "the model card has " + ("the figures of the evaluation" if self.evaluated else "no figures yet"),
             f"next: sse-convert {f'chat {out}' if self.chats else asking}{push}",

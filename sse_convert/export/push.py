@@ -20,7 +20,7 @@ from sse_convert.export.published import is_absolute, paths_in
 from sse_convert.modeling.arch_spec import LENT_FILE
 from sse_convert.modeling.remote_code import remote_code
 from sse_convert.recipe.source import parse
-from sse_convert.report import format_bytes, table
+from sse_convert.report import counted, format_bytes, table
 from sse_convert.results.collect import RECIPE
 from sse_convert.results.stored_evaluation import read_evaluation
 
@@ -219,7 +219,7 @@ def check_quality(folder: Path, *, anyway: bool) -> tuple[str, ...]:
     broken = list(scan.nonfinite)
     if broken and not anyway:
         raise VerificationError(f"{broken[0]} of {folder} is NaN or infinite", expected="finite weights", fix=fix)
-    remarks = [f"{len(broken)} tensors are NaN or infinite"] if broken else []
+    remarks = [f"NaN or Inf in {counted(len(broken), 'tensor')}"] if broken else []
     remarks += _changed(folder, scan.digests, anyway=anyway)
     if not (folder / EVALUATION).is_file():
         return (*remarks, f"nothing was measured: {folder} has no {EVALUATION}")
@@ -304,7 +304,7 @@ def _prepare(api: "HfApi", repo_id: str, *, private: bool, revision: str | None,
         names = {sibling.rfilename for sibling in info.siblings or []}
         if names - EMPTY_REPOSITORY and revision is None and not create_pr:
             raise HubError(
-                f"{repo_id} exists and holds {len(names)} files",
+                f"{repo_id} exists and holds {counted(len(names), 'file')}",
                 expected="a new or empty repository",
                 fix="choose another name, or say revision main to replace its model with a new commit",
             )

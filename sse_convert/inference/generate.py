@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sse_convert.checkpoints.load_model import context_limit, load_model, load_tokenizer
+from sse_convert.console import say
 from sse_convert.data.documents import rendered
 from sse_convert.errors import CheckpointError, UsageError
 from sse_convert.files import text_from
 from sse_convert.inference.sampling import Sampling, as_asked
-from sse_convert.report import FieldsReport
+from sse_convert.kernels.triton_backend import GPU
+from sse_convert.report import FieldsReport, counted
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
@@ -63,7 +65,7 @@ class ChatReport(FieldsReport):
         """One line of figures."""
         speed = f"{self.new_tokens / self.seconds:.1f} tokens/s" if self.seconds else "nothing generated"
         full = "; the context is full" if self.ended == "context full" else ""
-        return [f"{self.turns} turns, {self.new_tokens} tokens, {speed}{full}"]
+        return [f"{counted(self.turns, 'turn')}, {counted(self.new_tokens, 'token')}, {speed}{full}"]
 
 
 def generate_text(
@@ -86,7 +88,7 @@ def generate_text(
     ids = list(tokenizer(prompt)["input_ids"])
     if not ids:
         raise UsageError("the prompt is empty", expected="at least one token")
-    model = load_model(checkpoint, device=device)
+    model = _loaded(checkpoint, device)
     _check_ids(ids, model)
     limit = context_limit(model.config)
     if limit is not None and len(ids) + sampling.max_new_tokens > limit:
@@ -106,6 +108,14 @@ def generate_text(
         seconds=seconds,
         stopped="end" if new[-1] in _end_ids(model) else "length",
     )
+
+
+def _loaded(checkpoint: str | Path, device: str | None) -> "PreTrainedModel":
+    """The model; says so where its first answer may take long."""
+    model = load_model(checkpoint, device=device)
+    if model.device.type == GPU and hasattr(model, "sse_layers"):
+        say("the first answer compiles kernels: about half a minute, unless an earlier one on this machine did")
+    return model
 
 
 def _check_ids(ids: list[int], model: "PreTrainedModel") -> None:
@@ -151,7 +161,7 @@ def chat_in_terminal(
             f"{checkpoint} has no chat template, so a system message has no place",
             fix="leave the system message out, or put it in front of your first line",
         )
-    talk = Conversation(load_model(checkpoint, device=device), tokenizer, system)
+    talk = Conversation(_loaded(checkpoint, device), tokenizer, system)
     return talk.run(
         sampling or Sampling(max_new_tokens=512, temperature=0.7, top_p=0.9), read or _read_line, write or _write
     )

@@ -14,7 +14,7 @@ from sse_convert.recipe.problems import Path, Problem, location
 from sse_convert.recipe.schema import Recipe
 from sse_convert.recipe.source import MOST_CHARACTERS, parse
 from sse_convert.recipe.units import parse_count
-from sse_convert.report import json_ready
+from sse_convert.report import counted, json_ready
 
 DEFAULT_BATCH_TOKENS = 65536
 
@@ -156,9 +156,8 @@ def problems_error(
     for problem in sorted(problems, key=lambda problem: _order(problem.path, lines)):
         where = location(problem.path, lines, sets, causes)
         messages.append(f"{where}: {problem.message}" if where else problem.message)
-    count = "1 problem" if len(messages) == 1 else f"{len(messages)} problems"
     return RecipeError(
-        "\n  ".join([f"{origin}: {count} in the recipe", *messages]),
+        "\n  ".join([f"{origin}: {counted(len(messages), 'problem')} in the recipe", *messages]),
         fix="`sse-convert recipes schema` describes every key, `sse-convert recipes show NAME` prints a working recipe",
         problems=messages,
     )

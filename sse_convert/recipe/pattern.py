@@ -10,6 +10,7 @@ from sse_convert.errors import RecipeError
 from sse_convert.mixers import BUILT_IN, FULL, Mixer, WindowMixer
 from sse_convert.recipe.problems import shortened, suggest
 from sse_convert.recipe.schema import FullHeads, Layers, Recipe, Select
+from sse_convert.report import counted
 
 _INDEX = re.compile(r"-?\d{1,9}", re.ASCII)
 _RANGE = re.compile(r"(-?\d{1,9})-(-?\d{1,9})", re.ASCII)
@@ -167,9 +168,10 @@ def _chosen(select: Select, names: list[str]) -> dict[int, list[int] | Literal["
         )
     strange = [key for key in select.chosen if str(key) not in map(str, among)]
     count = sum(len(heads) for heads in select.chosen.values() if heads != FULL)
-    counted = isinstance(select.keep, int) and FULL not in select.chosen.values()
-    if strange or (counted and select.keep != count):
-        told = f"layer {strange[0]} gets no mixer" if strange else f"names {count} heads, and keep is {select.keep}"
+    exact = isinstance(select.keep, int) and FULL not in select.chosen.values()
+    if strange or (exact and select.keep != count):
+        named = counted(count, "head")
+        told = f"layer {strange[0]} gets no mixer" if strange else f"names {named}, and keep is {select.keep}"
         raise RecipeError(
             f"layers.select.chosen: {told}",
             expected=f"as many heads as keep says, of layers {', '.join(map(str, among))}",
@@ -188,7 +190,7 @@ def _chosen_layers(select: Select, choice: OpenChoice) -> list[int]:
         )
     problems = []
     if (named := len(select.chosen)) != choice.keep:
-        problems.append(f"names {named} layer{'s' * (named != 1)}, and keep: {select.keep} asks for {choice.keep}")
+        problems.append(f"names {counted(named, 'layer')}, and keep: {select.keep} asks for {choice.keep}")
     among = ", ".join(map(str, choice.among))
     strange = [index for index in select.chosen if index not in choice.among]
     problems += [f"layer {index} is none of those to choose from: {among}" for index in strange]

@@ -10,7 +10,7 @@ from sse_convert.evaluation.harness import TaskScore
 from sse_convert.evaluation.intervals import Z95, share_interval, wilson
 from sse_convert.evaluation.report import EvalReport
 from sse_convert.evaluation.retrieval import NeedleScore
-from sse_convert.report import format_bytes, format_number
+from sse_convert.report import counted, format_bytes, format_number
 from sse_convert.results.collect import Run
 
 Conditions = tuple[tuple[str, str], ...]
@@ -186,10 +186,9 @@ def _found(needle: NeedleScore, text: Conditions) -> Measure:
 
 def _share(quantity: str, needle: NeedleScore, under: Conditions, share: float, low: float, high: float) -> Measure:
     """A share in one setting of needles, with its interval."""
-    keys = f"{needle.keys} key{'s' if needle.keys > 1 else ''}"
     return Measure(
         quantity=quantity,
-        setting=f"{needle.kind}, {keys}, {_tokens(needle.length)}",
+        setting=f"{needle.kind}, {counted(needle.keys, 'key')}, {_tokens(needle.length)}",
         order=(needle.kind, needle.keys, needle.length),
         text=f"{share:.0%} [{100 * low:.0f}, {100 * high:.0f}]",
         value=share,

@@ -13,6 +13,7 @@ from sse_convert.data.needle import load_words
 from sse_convert.data.rows import RowReader, stack
 from sse_convert.errors import DataError
 from sse_convert.recipe.schema import Source
+from sse_convert.report import counted
 from sse_convert.selection.recall_probes import RecallMaterial, Rows, recall_rows
 from sse_convert.surgery.job import Job
 
@@ -71,7 +72,7 @@ def make_probe(
     read = stack(list(itertools.islice(reader.rows(), 2 * count + 2)))["input_ids"]
     if len(read) < count + 2:
         raise DataError(
-            f"the text gives {len(read)} rows of {length} tokens",
+            f"the text gives {counted(len(read), 'row')} of {length} tokens",
             expected=f"{count} rows to predict and two to plant needles in",
             fix="give more text, or lower --tokens or --length",
         )

@@ -43,7 +43,7 @@ from sse_convert.modeling.remote_code import write_remote_code
 from sse_convert.modeling.tensors import new_tensors
 from sse_convert.modeling.tried import warn_of_newer
 from sse_convert.recipe import Recipe, recipe_hash, resolve
-from sse_convert.report import FieldsReport, format_number
+from sse_convert.report import FieldsReport, counted, format_number
 from sse_convert.surgery.compatibility import check_fit
 from sse_convert.surgery.guessing_teacher import warn_of_guessing
 from sse_convert.surgery.job import Job
@@ -82,8 +82,8 @@ class ConvertReport(FieldsReport):
         converted = sum(name != FULL for name in self.layers)
         return [
             f"wrote {self.out}: {converted} of {len(self.layers)} layers converted",
-            f"{len(self.teacher_shards)} teacher shards {' and '.join(ways)}, "
-            f"{self.added_tensors} new tensors with {format_number(self.added_parameters)} parameters",
+            f"{counted(len(self.teacher_shards), 'teacher shard')} {' and '.join(ways)}, "
+            f"{counted(self.added_tensors, 'new tensor')} with {format_number(self.added_parameters)} parameters",
             *self._unused(),
             f"next: sse-convert verify {shlex.quote(str(self.out))}",
         ]
@@ -92,8 +92,8 @@ class ConvertReport(FieldsReport):
         lines = []
         if self.further_tensors:
             lines.append(
-                f"kept in the files, neither converted nor loaded: {len(self.further_tensors)} tensors of layers that "
-                f"predict further tokens ({self.further_tensors[0]}, ...); training stages write none of them"
+                f"kept in the files, neither converted nor loaded: {counted(len(self.further_tensors), 'tensor')} "
+                f"of layers that predict further tokens ({self.further_tensors[0]}, ...); training stages write none"
             )
         if rest := [name for name in self.unused_tensors if name not in set(self.further_tensors)]:
             lines.append(f"unused by the model: {', '.join(rest[:3])}")

@@ -2,7 +2,7 @@
 
 import shlex
 
-from sse_convert.report import format_bytes, table, time_in_words
+from sse_convert.report import counted, format_bytes, table, time_in_words
 from sse_convert.surgery.costs import GPUS, Costs, Way
 from sse_convert.surgery.memory import GIB, GPU_GIB
 from sse_convert.surgery.speed import Beside, measured_line
@@ -44,7 +44,7 @@ def fewest_gpus(costs: Costs) -> Way | None:
 
 def gpus_in_words(way: Way) -> str:
     """Number and memory of a way's GPUs."""
-    return f"{way.gpus} GPU{'s' * (way.gpus > 1)} of {way.gib} GiB or more"
+    return f"{counted(way.gpus, 'GPU')} of {way.gib} GiB or more"
 
 
 def cost_lines(costs: Costs, command: str) -> list[str]:
@@ -98,7 +98,7 @@ def _command_lines(costs: Costs, command: str) -> list[str]:
     lines = []
     for gpus in GPUS:
         if (way := usual_way(costs, gpus)) is None:
-            lines.append(f"{gpus} GPU{'s' * (gpus > 1)}: {costs.refused[gpus]}")
+            lines.append(f"{counted(gpus, 'GPU')}: {costs.refused[gpus]}")
         else:
             lines.append(f"{gpus_in_words(way)}: {launch_command(way, command)}")
     return lines

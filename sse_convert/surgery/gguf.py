@@ -7,6 +7,7 @@ from typing import Any
 from sse_convert.checkpoints.output_folder import check_space, new_folder
 from sse_convert.errors import CheckpointError
 from sse_convert.files import digest
+from sse_convert.report import counted
 from sse_convert.trust import trusts_code
 
 SUFFIX = ".gguf"
@@ -94,7 +95,7 @@ def _loaded(path: Path) -> tuple[Any, Any]:
         trust_remote_code=trusts_code(),
     )
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"it lacks {len(missing)} tensors: {', '.join(missing[:3])}")
+        raise ValueError(f"it lacks {counted(len(missing), 'tensor')}: {', '.join(missing[:3])}")
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config

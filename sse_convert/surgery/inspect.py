@@ -13,7 +13,7 @@ from sse_convert.mixers import FULL
 from sse_convert.modeling.arch_spec import SSE_PREFIX
 from sse_convert.modeling.configuration import checked_sse, stored_mixers
 from sse_convert.recipe.units import format_count
-from sse_convert.report import FieldsReport, format_bytes, format_cache, format_mixer, format_number, table
+from sse_convert.report import FieldsReport, counted, format_bytes, format_cache, format_mixer, format_number, table
 from sse_convert.surgery.budget import Mixers, cache_bytes, constant_and_growth, table_lengths
 from sse_convert.surgery.geometry import geometry_of
 
@@ -54,7 +54,7 @@ class InspectReport(FieldsReport):
         stored = ", ".join(f"{format_number(count)} {dtype}" for dtype, count in self.dtypes.items())
         lines = [
             f"{self.name}: {self.model_type}, {len(self.layers)} layers, {format_number(self.parameters)} parameters "
-            f"({stored}) in {len(self.shards)} files of {format_bytes(sum(self.shards.values()))}"
+            f"({stored}) in {counted(len(self.shards), 'file')} of {format_bytes(sum(self.shards.values()))}"
         ]
         if not self.converted:
             lines.append("a plain checkpoint, not converted")

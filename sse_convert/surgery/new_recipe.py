@@ -32,7 +32,7 @@ from sse_convert.recipe.recommended import (
     recommended_needles,
     recommended_stages,
 )
-from sse_convert.report import TextReport, time_in_words
+from sse_convert.report import TextReport, counted, time_in_words
 from sse_convert.surgery.budget import forward_flops
 from sse_convert.surgery.costs import Way, way_on
 from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, least_memory
@@ -242,7 +242,7 @@ def _for_here(teacher: Teacher, wanted: Wanted) -> tuple[NewRecipe, list[str]]:
     here = machine_here()
     if here is not None:
         made = new_recipe(teacher, wanted, here)
-        gpus = f"{here.gpus} GPU{'s' * (here.gpus > 1)} of {here.gib} GiB"
+        gpus = f"{counted(here.gpus, 'GPU')} of {here.gib} GiB"
         told = f"warning: it does not fit {gpus} by the estimate of `plan`, even in rows of {SHORTEST_ROW}"
         return made, [] if made.fits else [told]
     if (cpu := cpu_of(teacher)) is not None:

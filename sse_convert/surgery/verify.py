@@ -30,7 +30,7 @@ from sse_convert.errors import CheckpointError, SSEConvertError, VerificationErr
 from sse_convert.modeling.arch_spec import SSE_PREFIX, decoder_config
 from sse_convert.modeling.auto import register
 from sse_convert.modeling.remote_code import remote_code
-from sse_convert.report import FieldsReport
+from sse_convert.report import FieldsReport, counted
 from sse_convert.surgery.originals import Originals
 from sse_convert.surgery.verify_teacher import compare_with_teacher
 
@@ -215,9 +215,9 @@ def _expected(files: CheckpointFiles) -> Shapes:
 def _check_names(files: CheckpointFiles, expected: Shapes) -> str:
     check_shapes(files, expected)
     if stray := [name for name in files.tensors if is_new_tensor(name) and name not in expected]:
-        raise CheckpointError(f"{len(stray)} new tensors belong to no layer: {', '.join(stray[:3])}")
+        raise CheckpointError(f"no layer has {counted(len(stray), 'new tensor')}: {', '.join(stray[:3])}")
     new = sum(map(is_new_tensor, files.tensors))
-    return f"{len(files.tensors)} tensors in {len(files.shard_bytes)} shards, {new} of them new"
+    return f"{counted(len(files.tensors), 'tensor')} in {counted(len(files.shard_bytes), 'shard')}, {new} of them new"
 
 
 def _config(files: CheckpointFiles) -> Any:

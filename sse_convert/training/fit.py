@@ -15,6 +15,7 @@ from sse_convert.compat import compile_error
 from sse_convert.errors import DependencyError
 from sse_convert.mixers import FULL
 from sse_convert.recipe.schema import Stage, Train
+from sse_convert.report import counted
 from sse_convert.surgery.geometry import geometry_of
 from sse_convert.surgery.memory import USABLE, Processes, cpu_rows, even_parts, most_rows
 from sse_convert.surgery.stage_memory import compiles_layers, stage_memory, still_the_teachers
@@ -50,9 +51,8 @@ class Chosen:
 
     def line(self) -> str:
         """The choices for a person."""
-        rows = "1 row" if self.micro_batch == 1 else f"{self.micro_batch} rows"
         kept = "activations computed twice" if self.gradient_checkpointing else "activations kept"
-        return f"passes of {rows}, {kept}, {'compiled' if self.compile else 'not compiled'}"
+        return f"passes of {counted(self.micro_batch, 'row')}, {kept}, {'compiled' if self.compile else 'not compiled'}"
 
 
 @dc.dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import math
 
 from sse_convert.errors import TrainingError
 from sse_convert.recipe.schema import Stage
+from sse_convert.report import counted
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Schedule:
             below = self.rows // processes * processes
             near = " or ".join(str(rows * self.seq_len) for rows in (below, below + processes) if rows)
             raise TrainingError(
-                f"batch_tokens makes {self.rows} rows of {self.seq_len} tokens, for {processes} processes",
+                f"batch_tokens makes {counted(self.rows, 'row')} of {self.seq_len} tokens, for {processes} processes",
                 expected="a number of rows that the processes can share evenly",
                 fix=f"set batch_tokens to {near}, or launch another number of processes",
             )

@@ -7,7 +7,7 @@ checkpoint stays in `<out>.work`: a larger budget goes on from there.
 
 import dataclasses as dc
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,13 +16,13 @@ from accelerate import Accelerator
 from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files
 from sse_convert.checkpoints.identity import STAGE_FILE, write_sealed
 from sse_convert.checkpoints.manifest import write_manifest
-from sse_convert.checkpoints.open import CheckpointFiles
 from sse_convert.checkpoints.output_folder import new_folder
 from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.console import say
 from sse_convert.errors import DataError, RecipeError
 from sse_convert.process_memory import memory_for
 from sse_convert.recipe.schema import Recipe, Stage
+from sse_convert.surgery.guessing_teacher import warn_of_guessing_copy
 from sse_convert.surgery.job import Job
 from sse_convert.training import metrics
 from sse_convert.training.attempt import train_stage
@@ -63,7 +63,7 @@ def run_stage(
     accelerator: Accelerator,
     *,
     later: Sequence[Path] = (),
-    before: Callable[[Recipe, CheckpointFiles], None] | None = None,
+    try_teacher: bool = False,
 ) -> StageReport:
     """Run one stage, continue it, also to a larger budget, or report that it is finished.
 
@@ -74,7 +74,7 @@ def run_stage(
         out: the folder to make.
         accelerator: of this process (`setup.make_accelerator`).
         later: what was made from it, in order; set aside where the budget of a finished stage has changed.
-        before: gets recipe and checkpoint before the first step, where nothing is trained yet.
+        try_teacher: warn of one that guesses, where nothing is trained yet.
 
     Raises:
         TrainingError: an earlier run in `out` had other inputs, more tokens or goes on, the settings do not fit the
@@ -90,8 +90,8 @@ def run_stage(
     if (done := work.finished()) is not None:
         return done
     with memory_for(f"training {out}"), work.opened() as chosen:
-        if before is not None and ready.leads and work.checkpoints.newest() is None:
-            before(job.recipe, ready.files)
+        if try_teacher and ready.leads and work.checkpoints.newest() is None:
+            warn_of_guessing_copy(job.recipe, ready.files)
         accelerator.wait_for_everyone()
         if ready.leads and (short := ready.reader.crowding()) is not None:
             say(f"{stage.name}: {short}")

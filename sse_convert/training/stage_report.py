@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from sse_convert.report import FieldsReport, format_number, table
+from sse_convert.report import FieldsReport, counted, format_number, table
 from sse_convert.training.held_out import NAMES, is_worse
 
 AVERAGED = 10
@@ -79,10 +79,10 @@ class StageReport(FieldsReport):
         else:
             speed = f", {self.tokens / self.seconds:,.0f} tokens/s" if self.seconds else ""
             summary = (
-                f"loss {self.loss_first:.4f} -> {self.loss_last:.4f} in {self.steps:,} steps, "
+                f"loss {self.loss_first:.4f} -> {self.loss_last:.4f} in {counted(self.steps, 'step')}, "
                 f"{format_number(self.tokens)} tokens{speed}"
             )
-        bad = f", {self.skipped_steps} steps left out (not finite)" if self.skipped_steps else ""
+        bad = f", {counted(self.skipped_steps, 'step')} left out (not finite)" if self.skipped_steps else ""
         done = " (done before)" if self.already_done else ""
         head = f"{self.name} ({self.loss}): {summary}{bad}{done}"
         warnings = [f"warning: {warning}" for warning in self.warnings()]
@@ -114,8 +114,8 @@ class StageReport(FieldsReport):
             found.append(f"{self.name}: the loss ended above its start; lower lr, or lengthen the warmup")
         if 0 < self.steps < FEWEST_STEPS:
             found.append(
-                f"{self.name}: {self.steps} steps are hardly training; raise tokens, or lower batch_tokens, for "
-                f"{FEWEST_STEPS} or more"
+                f"{self.name}: hardly trained by {counted(self.steps, 'step')}; raise tokens, or lower batch_tokens, "
+                f"for {FEWEST_STEPS} or more"
             )
         return found
 
@@ -123,7 +123,7 @@ class StageReport(FieldsReport):
         if not self.held_out.get("first"):
             return []
         first, last, best = (self.held_out[key] for key in ("first", "last", "best"))
-        line = f"{NAMES[self.held_out['judged']]} {first['value']:.4f} -> {last['value']:.4f}"
+        line = f"{NAMES[self.held_out['judged']]} {first['value']:.4f} at step {first['step']:,} -> {last['value']:.4f}"
         if best is None or best["step"] == last["step"]:
             return [line]
         return [f"{line}, best {best['value']:.4f} at step {best['step']:,}"]
@@ -131,7 +131,8 @@ class StageReport(FieldsReport):
     def _passes(self) -> list[str]:
         if max(self.text_passes, default=0) < 1:
             return []
-        return [f"text was repeated: sources were read to their end {', '.join(map(str, self.text_passes))} times"]
+        times = f"{', '.join(map(str, self.text_passes))} time{'s' * (self.text_passes != [1])}"
+        return [f"text was repeated: sources were read to their end {times}"]
 
     def _layers(self) -> list[str]:
         layers = self.details.get("layers", {})

@@ -32,7 +32,7 @@ def test_an_index_whose_shards_are_elsewhere(tmp_path):
     first, *others = sorted(folder.glob("*.safetensors"))
     for path in others:
         path.unlink()
-    with pytest.raises(CheckpointError, match="2 of 3 shards are missing"):
+    with pytest.raises(CheckpointError, match="lacks 2 of 3 shards"):
         open_for_planning(folder)
     first.unlink()
     assert (folder / INDEX).is_file()

@@ -33,14 +33,14 @@ def test_other_text_is_no_overlap(write):
 def test_the_same_file_is_found_under_another_name_and_in_a_folder(write, tmp_path):
     train, valid = write("text/a.jsonl", DOCUMENTS[:30]), write("copy.jsonl", DOCUMENTS[:30])
     (found,) = overlap([Source(path=str(tmp_path / "text"))], [valid, write("other.jsonl", DOCUMENTS[30:])])
-    assert found == f"1 files of data.valid are in data.train as well, such as {valid.path}"
+    assert found == f"data.train has 1 file of data.valid as well, such as {valid.path}"
     assert len(overlap([train], [train])) == 1
 
 
 def test_shared_documents_are_counted(write):
     valid = write("valid.jsonl", [*DOCUMENTS[30:], DOCUMENTS[3], DOCUMENTS[7]])
     (found,) = overlap([write("train.jsonl", DOCUMENTS[:30])], [valid])
-    assert found == f"2 of the first documents of {valid.path} in data.valid are in data.train as well"
+    assert found == f"data.train has 2 of the first documents of {valid.path} in data.valid as well"
 
 
 def test_short_documents_are_coincidences(write):

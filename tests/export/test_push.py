@@ -214,7 +214,7 @@ def test_weights_that_are_not_finite_are_refused(folder):
         push_folder(folder, "ada/tiny", dry_run=True)
     assert caught.value.exit_code == 6
     remarks = push_folder(folder, "ada/tiny", dry_run=True, anyway=True).remarks
-    assert remarks[0] == "1 tensors are NaN or infinite"
+    assert remarks[0] == "NaN or Inf in 1 tensor"
 
 
 def test_what_is_known_of_the_quality_is_said(folder):

@@ -1,6 +1,7 @@
 import itertools
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -153,6 +154,15 @@ def talk(model, tokenizer, messages, **settings):
     conversation = Conversation(model, tokenizer, settings.pop("system", None))
     report = conversation.run(Sampling(**{"max_new_tokens": 8, **settings}), read, written.append)
     return "".join(written), report, conversation
+
+
+@pytest.mark.parametrize(("device", "converted"), [("cuda", True), ("cuda", False), ("cpu", True)])
+def test_a_gpu_that_compiles_first_is_told_of(monkeypatch, capsys, device, converted):
+    model = SimpleNamespace(device=torch.device(device), **({"sse_layers": dict} if converted else {}))
+    monkeypatch.setattr(generation, "load_model", lambda checkpoint, device: model)
+    assert generation._loaded("hybrid", None) is model
+    told = capsys.readouterr().err
+    assert told.startswith("the first answer compiles kernels: ") == ((device, converted) == ("cuda", True))
 
 
 def test_plain_continuation_keeps_the_cache(model, tokenizer):

@@ -88,7 +88,7 @@ def test_heads_of_single_layers(tmp_path):
     [
         ({"pattern": ["sse"], "overrides": {1: {"full_heads": [0]}}}, "beside mixer 'sse', which has no window"),
         ({"pattern": ["sse+sliding"], "keep": [1], "overrides": {1: {"full_heads": [0]}}}, "all of whose heads are"),
-        ({"select": {"keep": 2, "by": "heads", "chosen": {0: [1]}}}, "names 1 heads, and keep is 2"),
+        ({"select": {"keep": 2, "by": "heads", "chosen": {0: [1]}}}, "names 1 head, and keep is 2"),
         ({"select": {"keep": 1, "by": "heads", "chosen": {9: [1]}}}, "layer 9 gets no mixer"),
         ({"select": {"keep": 1, "by": "heads", "chosen": [1]}}, "which heads stay softmax is [1], and by is heads"),
         ({"select": {"keep": 1, "chosen": {1: [1]}}}, "which heads stay softmax is {1: [1]}, and by is layers"),

@@ -346,7 +346,7 @@ def test_layers_that_predict_further_tokens_stay_in_the_files(model_type, name, 
     assert geometry_of(open_teacher(source)).has_experts is (model_type != "qwen3_5_text")
     report = convert_checkpoint(Job.of(asked), tmp_path / "out")
     assert report.unused_tensors == report.further_tensors == [name]
-    said = "kept in the files, neither converted nor loaded: 1 tensors of layers that predict further tokens"
+    said = "kept in the files, neither converted nor loaded: 1 tensor of layers that predict further tokens"
     assert any(line.startswith(said) for line in report.lines())
     verify_folder(tmp_path / "out", teacher=source)
     assert name in open_checkpoint(tmp_path / "out").tensors

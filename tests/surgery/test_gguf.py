@@ -97,7 +97,7 @@ def test_an_architecture_that_transformers_does_not_read_is_refused(tmp_path):
 
 @needs_gguf
 def test_a_file_without_one_of_its_tensors_is_refused(tmp_path):
-    refused(write_llama(tmp_path / "tiny.gguf", without="ffn_up"), "lacks 1 tensors")
+    refused(write_llama(tmp_path / "tiny.gguf", without="ffn_up"), "lacks 1 tensor")
 
 
 def test_a_missing_file_is_refused(tmp_path):

@@ -79,7 +79,7 @@ def test_a_folder_that_is_not_here_could_be_a_dataset(tmp_path, monkeypatch, hub
     same = write(tmp_path / "same.txt", LONG)
     refused, other = text_notes(data(["owner/books", "texts/train", same], [same]))
     assert refused.startswith("`run` refuses this recipe: texts/train is neither a file, a folder nor a dataset on the")
-    assert other.startswith("1 files of data.valid" if most > 1 else "208 B of local text are not read here")
+    assert other.startswith("data.train has 1 file of data.valid" if most > 1 else "208 B of local text are not read")
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     (refused,) = text_notes(data(["texts/train"]))
     assert refused.startswith(
@@ -109,7 +109,7 @@ def test_text_in_both_is_warned_of_as_run_does(tmp_path):
 def test_text_elsewhere_hides_no_text_in_both(tmp_path):
     same = write(tmp_path / "same.txt", LONG)
     (note,) = text_notes(data([tmp_path / "absent.txt", same], [tmp_path / "missing.txt", same]))
-    assert note == f"1 files of data.valid are in data.train as well, such as {same}"
+    assert note == f"data.train has 1 file of data.valid as well, such as {same}"
 
 
 def test_unusable_text_is_refused_as_run_does(tmp_path):

@@ -289,10 +289,10 @@ def integer(tensors):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (nan, r"weights: .*1 tensors hold NaN or Inf weights: model\.layers\.0\.self_attn\.sse_out_scale \(1 of 32\)"),
+        (nan, r"weights: .*1 tensor with NaN or Inf weights: model\.layers\.0\.self_attn\.sse_out_scale \(1 of 32\)"),
         (narrow, r"names and shapes: tensor model\.layers\.0\.self_attn\.sse_out_scale of .* has shape \[31\]"),
-        (drop, r"names and shapes: .*lacks 1 tensors .*sse_out_scale"),
-        (stray, r"names and shapes: 1 new tensors belong to no layer: model\.layers\.3\.self_attn\.sse_out_scale"),
+        (drop, r"names and shapes: .*lacks 1 tensor .*sse_out_scale"),
+        (stray, r"names and shapes: no layer has 1 new tensor: model\.layers\.3\.self_attn\.sse_out_scale"),
         (integer, r"dtypes: tensor .* is stored as I32"),
     ],
 )

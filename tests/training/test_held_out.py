@@ -122,7 +122,7 @@ def test_text_that_gets_worse_is_warned_of(watched, monkeypatch, capsys):
     told = capsys.readouterr().err
     assert "warning: uptrain: held-out loss was 1.0000 at step 2 and is 4.2000 at step 5, worse in 3 looks" in told
     assert report.held_out["best"] == {"step": 2, "value": 1.0}
-    assert report.lines()[1] == "held-out loss 5.0000 -> 4.0000, best 1.0000 at step 2"
+    assert report.lines()[1] == "held-out loss 5.0000 at step 1 -> 4.0000, best 1.0000 at step 2"
     assert "uptrain: held-out loss was 1.0000 at step 2 and ended at 4.0000; lower tokens or lr, or add text" in (
         report.warnings()
     )
@@ -198,7 +198,7 @@ def test_a_figure_that_is_not_finite_is_no_best(watched, monkeypatch):
     folder, report = watched("uptrain")
     assert looks_of(folder) == [3.0, None, None, 2.0, 4.0, None]
     assert (report.held_out["best"], report.held_out["last"]["step"]) == ({"step": 4, "value": 2.0}, 5)
-    assert "held-out loss 3.0000 -> 4.0000, best 2.0000 at step 4" in report.lines()
+    assert "held-out loss 3.0000 at step 1 -> 4.0000, best 2.0000 at step 4" in report.lines()
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_step_that_is_not_finite_is_left_out_and_reported(train, broken, capsy
     assert [len(records), report.steps, report.skipped_steps] == [12, 12, 1]
     assert report.left_out == [{"step": 10, "loss": records[9]["loss"], "why": "not finite"}]
     assert records[10]["loss"] < 2 * records[8]["loss"]
-    assert "1 steps left out (not finite)" in report.lines()[0]
+    assert "1 step left out (not finite)" in report.lines()[0]
     assert "not finite, weights left as they are" in capsys.readouterr().err
 
 

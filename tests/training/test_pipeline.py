@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+import torch
 import yaml
 
 from sse_convert import api, pipeline
@@ -17,6 +18,7 @@ from sse_convert.errors import CheckpointError, DataError, OutputError, Training
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.pipeline import run_recipe
 from sse_convert.recipe import load_recipe
+from sse_convert.report import format_bytes
 from sse_convert.training import attempt, loop
 from tests.training.test_resume import Killed, same, steps_then
 
@@ -52,21 +54,26 @@ def test_a_run_does_everything_once(recipe, tmp_path, monkeypatch, capsys):
     assert load_recipe(tmp_path / "out.stages" / "recipe.yaml") == recipe()
     assert (tmp_path / "out" / "evaluation.json").is_file()
     assert json.loads(json.dumps(report.to_dict()))["out"] == str(tmp_path / "out")
-    assert report.lines()[-2:] == [report.verdict.line(), f"finished model: {tmp_path / 'out'}"]
+    verdict, left, finished = report.lines()[-3:]
+    assert (verdict, finished) == (report.verdict.line(), f"finished model: {tmp_path / 'out'}")
+    work = [path for path in (tmp_path / "out.stages").rglob("*") if ".work" in str(path) and path.is_file()]
+    assert report.to_dict()["work_bytes"] == sum(path.stat().st_size for path in work) > 10_000
+    assert left.startswith(f"{tmp_path / 'out.stages'}/*.work hold {format_bytes(report.work_bytes)} of training")
     shared, guessing = report.warnings
     assert "no better than guessing one of 320 tokens" in guessing  # random weights, here
-    assert shared.startswith("1 files of data.valid are in data.train as well, such as ")
+    assert shared.startswith("data.train has 1 file of data.valid as well, such as ")
     assert f"warning: {shared}" in report.lines()
     told = capsys.readouterr().err
     assert f"warning: {shared}" in told
-    assert "warning: align: 1 steps are hardly training" in told
+    assert "warning: align: hardly trained by 1 step; raise" in told
 
     for name in ("convert_checkpoint", "calibrate_checkpoint", "Evaluator", "export_checkpoint"):
         monkeypatch.setattr(pipeline, name, lambda *args, **kwargs: pytest.fail("done twice"))
     again = run_recipe(recipe())
     told = capsys.readouterr().err.splitlines()
-    done = [line for line in told if "done before" in line]
-    assert [line.partition(" ")[0].rstrip(":") for line in done] == STEPS
+    assert [line for line in told if not line.startswith("warning: ")] == [
+        f"{name}: done before ({tmp_path / 'out.stages' / f'{i:02d}-{name}'})" for i, name in enumerate(STEPS)
+    ]
     assert all(step["already_done"] for step in again.steps)
     assert again.steps[3]["report"]["loss_last"] == report.steps[3]["report"]["loss_last"]
 
@@ -261,6 +268,21 @@ def test_a_deleted_result_is_exported_again(recipe, tmp_path):
     assert (tmp_path / "out" / "config.json").is_file()
     with pytest.raises(OutputError, match="earlier run"):
         run_recipe(recipe(**settings), resume=False)
+
+
+def test_another_export_is_made_at_once(recipe, tmp_path, capsys):
+    """Nothing is trained from it, so its settings may change; what was exported before stays."""
+    settings, export = {"eval": {"tokens": 0}}, {"dir": str(tmp_path / "out")}
+    run_recipe(recipe(**settings))
+    capsys.readouterr()
+    report = run_recipe(recipe(**settings, export={**export, "dtype": "bfloat16", "license": "mit"}))
+    aside = tmp_path / "out.stages" / "outdated-04-export"
+    changed = "export: export.dtype was 'keep', is 'bfloat16'; export.license was None, is 'mit'"
+    assert f"{changed}: what was made before is now in {aside}" in capsys.readouterr().err
+    assert [step["already_done"] for step in report.steps] == [True] * 4 + [False]
+    assert {path.name for path in aside.iterdir()} == {"04-export", "out"}
+    dtypes = {str(folder): load_pretrained(folder).dtype for folder in (tmp_path / "out", aside / "out")}
+    assert list(dtypes.values()) == [torch.bfloat16, torch.float32]
 
 
 def test_a_damaged_result_is_no_finished_model(recipe, tmp_path):

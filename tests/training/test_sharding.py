@@ -90,7 +90,7 @@ def test_the_others_receive_what_the_first_process_reads(copies, name):
 def test_the_others_fail_as_the_first_process_does(copies):
     one, other = ((copies / f"broken-{i}").read_text() for i in range(2))
     assert one == other
-    assert "1 tensors hold NaN or Inf weights: lm_head.weight" in one
+    assert "1 tensor with NaN or Inf weights: lm_head.weight" in one
 
 
 @pytest.mark.parametrize("reshard", [True, False])

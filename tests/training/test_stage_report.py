@@ -44,5 +44,5 @@ def test_warnings_are_lines_of_the_report():
         "warning: distill: the loss ended above its start; lower lr, or lengthen the warmup"
     )
     assert report(steps=10).warnings() == []
-    assert "9 steps are hardly training" in report(steps=9).lines()[1]
+    assert "hardly trained by 9 steps" in report(steps=9).lines()[1]
     assert report(steps=0, loss_first=None, loss_last=None).warnings() == []

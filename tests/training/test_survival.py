@@ -218,22 +218,22 @@ def poisoned(source, target):
 @pytest.mark.parametrize("name", ["align", "distill"])
 def test_a_teacher_that_is_not_finite_is_refused(train, make, teacher_folder, tmp_path, name):
     recipe = make(name, model=str(poisoned(teacher_folder, tmp_path / "teacher")))
-    with pytest.raises(CheckpointError, match=r"1 tensors hold NaN or Inf weights: model\.norm\.weight"):
+    with pytest.raises(CheckpointError, match=r"1 tensor with NaN or Inf weights: model\.norm\.weight"):
         train(name, recipe=recipe)
 
 
 def test_a_teacher_that_is_not_finite_samples_no_text_and_calibrates_nothing(make, teacher_folder, tmp_path):
     teacher = str(poisoned(teacher_folder, tmp_path / "teacher"))
     recipe = make(model=teacher, calibrate={"rows": 2, "seq_len": 32})
-    with pytest.raises(CheckpointError, match="1 tensors hold NaN or Inf weights"):
+    with pytest.raises(CheckpointError, match="1 tensor with NaN or Inf weights"):
         Job.of(recipe).sampler.load()
     convert_checkpoint(Job.of(recipe), tmp_path / "converted")
-    with pytest.raises(CheckpointError, match="1 tensors hold NaN or Inf weights"):
+    with pytest.raises(CheckpointError, match="1 tensor with NaN or Inf weights"):
         calibrate_checkpoint(Job.of(recipe), tmp_path / "converted", tmp_path / "calibrated")
 
 
 def test_a_student_that_is_not_finite_is_refused(train, converted, tmp_path):
-    with pytest.raises(CheckpointError, match=r"1 tensors hold NaN or Inf weights: model\.norm\.weight"):
+    with pytest.raises(CheckpointError, match=r"1 tensor with NaN or Inf weights: model\.norm\.weight"):
         train("uptrain", checkpoint=poisoned(converted, tmp_path / "student"))
 
 
