@@ -136,7 +136,7 @@ command takes it as it takes a language model:
 
 ```yaml
 model: Qwen/Qwen3-VL-2B-Instruct
-layers: {pattern: {sse: 3, full: 1}}
+layers: {pattern: [sse+sliding*3, full]}
 ```
 
 ```bash

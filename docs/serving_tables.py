@@ -8,7 +8,7 @@ from docs.examples import ROOT
 from docs.markdown import table
 
 LAYERS = {
-    "recommended": "`sse+sliding`",
+    "large": "`sse+sliding` with 60 partitions, delta rule",
     "recipe": "`sse+sliding` with 16 partitions, gated update",
     "sliding": "`sliding`",
 }

@@ -54,6 +54,7 @@ from sse_convert.results.collect import RECIPE, stages_folder
 from sse_convert.results.stored_evaluation import read_evaluation
 from sse_convert.selection.automatic import choice_inputs, choose_layers
 from sse_convert.selection.team import Team
+from sse_convert.surgery.compatibility import match_recipe
 from sse_convert.surgery.convert import convert_checkpoint
 from sse_convert.surgery.guessing_teacher import guessing_teacher
 from sse_convert.surgery.job import Job
@@ -169,10 +170,10 @@ def _check(job: Job, steps: "_Steps", resume: bool) -> list[str]:
         )
     for stage in recipe.stages:
         Schedule.of(stage).check_processes(accelerator.num_processes // stage.context_parallel)
-    make_plan(job)
+    plan = make_plan(job)
     check_sources([*recipe.data.train, *recipe.data.valid])
     check_texts(job)
-    warnings = overlap(recipe.data.train, recipe.data.valid)
+    warnings = [*plan.warnings, *overlap(recipe.data.train, recipe.data.valid)]
     if accelerator.is_main_process:
         if not any(root.glob(f"*/{STAGE_FILE}")):
             warnings += guessing_teacher(recipe, teacher)
@@ -253,7 +254,8 @@ def _as_asked(recipe: Recipe, steps: "_Steps") -> Recipe:
 
 def _initial(job: Job, steps: "_Steps") -> Path:
     """Convert and calibrate; the folder that training starts from."""
-    converted = steps.alone("convert", _convert_inputs(job), lambda at: convert_checkpoint(job, at))
+    converted = steps.alone("convert", _convert_inputs(job, steps), lambda at: convert_checkpoint(job, at))
+    match_recipe(job.recipe, open_checkpoint(converted))
     if not job.recipe.calibrate.enabled:
         return converted
     inputs = _calibrate_inputs(job.recipe, converted)
@@ -425,14 +427,18 @@ class _Steps:
         return folder
 
 
-def _convert_inputs(job: Job) -> dict[str, Any]:
-    layers = dc.asdict(job.recipe.layers)
+def _convert_inputs(job: Job, steps: "_Steps") -> dict[str, Any]:
+    """What decides a conversion. A mixer without settings in the recipe, now or when the step was finished, is left to
+    `match_recipe`: its name meant the built-in one of its time."""
+    layers, folder = dc.asdict(job.recipe.layers), steps.folder("convert")
     if layers["select"] is None:  # as in runs of versions without it, which go on
         del layers["select"]
+    mixers = {name: dc.asdict(mixer) for name, mixer in job.recipe.mixers.items()}
+    before = read_stage_record(folder)["inputs"]["mixers"] if (folder / STAGE_FILE).is_file() else mixers
     return {
         "model": job.identity,
         "layers": layers,
-        "mixers": {name: dc.asdict(mixer) for name, mixer in job.recipe.mixers.items()},
+        "mixers": {name: mixers.get(name, stored) for name, stored in before.items()},
         "train": {"seed": job.recipe.train.seed},
     }
 

@@ -52,15 +52,21 @@ def read_cases() -> list[Case]:
             name=f"{family}-{name}",
             family=family,
             layers=group["layers"],
-            mixers={kind: {"kind": kind, **values} for kind, values in group["mixers"].items()},
+            mixers={kind: _whole({"kind": kind, **values}, table) for kind, values in group["mixers"].items()},
         )
         for name, group in table["families"].items()
         for family in FAMILIES
     ]
     for name, mixer in table["mixers"].items():
         options = {"num_hidden_layers": 2}
-        cases.append(Case(name=name, family="qwen3", layers=["it", "full"], mixers={"it": mixer}, options=options))
+        mixers = {"it": _whole(mixer, table)}
+        cases.append(Case(name=name, family="qwen3", layers=["it", "full"], mixers=mixers, options=options))
     return cases
+
+
+def _whole(mixer: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    """Settings that say all that matters, so that built-in mixers may change."""
+    return {**(table["partitions"] if mixer["kind"] in ("sse", "sse+sliding") else {}), **mixer}
 
 
 def convert(case: Case, folder: Path, *, seed: int = 0) -> tuple[Path, Path]:

@@ -37,6 +37,13 @@ from tests.surgery.synthetic import checkpoint, llama_layout
 GB = 1e9
 CONFIG, LARGEST = config_path("llama-3.2-3b"), "llama-3.1-405b"
 SHARD_BYTES = 2e9
+LARGE = {
+    "num_partitions": 60,
+    "top_k": 4,
+    "qk_rank": 64,
+    "advanced": {"shared_partition": True, "decay_params": "separate", "balance": "aux_loss"},
+}
+"""many new tensors"""
 _CHILD = """
 import re, sys
 from sse_convert.cli.app import main
@@ -127,6 +134,7 @@ def _recipe(folder: Path, teacher: str) -> Path:
         "recipe_version": 1,
         "model": str(folder / teacher),
         "layers": {"pattern": ["sse+sliding", "sliding", "full"], "keep": [0, -1]},
+        "mixers": {"sse+sliding": LARGE},
         "export": {"dir": str(folder / "exported")},
     }
     path = folder / f"{teacher}.yaml"

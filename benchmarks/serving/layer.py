@@ -42,7 +42,7 @@ from sse_convert.files import write_text
 from sse_convert.inference.cuda_graphs import TokenStep
 from sse_convert.inference.fused_norms import fused_norms
 from sse_convert.kernels.triton_backend import has_kernels
-from sse_convert.mixers import BUILT_IN, FULL, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_to_dict
+from sse_convert.mixers import FULL, Mixer, SlidingMixer, SSEMixer, SSESlidingMixer, mixer_to_dict
 from sse_convert.modeling.architectures import spec_for
 from sse_convert.modeling.attention_dims import attention_dims
 from sse_convert.modeling.configuration import build_config, stored_mixers
@@ -60,15 +60,17 @@ LIMITS = {"float32": 1e-4, "bfloat16": 3e-2}
 """largest relative difference of a served layer's outputs from the package's own"""
 SHARES = {"equal": 0.2, "decode": 0.25, "prefill": 0.2, "requests": 0.35}
 """of the seconds; what a part leaves goes to the next"""
-RECOMMENDED = "recommended"
+LARGE = "large"
 MIXERS: dict[str, Mixer] = {
-    RECOMMENDED: BUILT_IN["sse+sliding"],
+    LARGE: SSESlidingMixer(
+        num_partitions=60, top_k=4, update="delta", k_feature_map="l2", state_heads="query", decay_params="separate"
+    ),
     "recipe": SSESlidingMixer(
         num_partitions=16, top_k=2, update="gla", k_feature_map="relu", state_heads="kv", decay_params="shared"
     ),
     "sliding": SlidingMixer(),
 }
-"""the built-in one, that of recipes/qwen3-0.6b.yaml, and a window alone"""
+"""60 partitions, as up to 0.2.0 recipes had them that said nothing; 16, as recipe qwen3-0.6b had; a window alone"""
 BLOCKS, STEPS = 5, 8
 """timed blocks of steps; the median block counts"""
 UNFILLED = 2 + BLOCKS * STEPS
@@ -76,10 +78,10 @@ UNFILLED = 2 + BLOCKS * STEPS
 
 
 def layouts(layers: int) -> dict[str, list[str]]:
-    """Mixer of each layer: the shipped recipe's, and one softmax layer in five beside the recommended mixer."""
+    """Mixer of each layer: the shipped recipe's, and one softmax layer in five beside the large mixer."""
     pattern = ("recipe", "sliding", "recipe", "sliding", FULL)
     recipe = [FULL if i in (0, layers - 1) else pattern[i % 5] for i in range(layers)]
-    return {"recipe": recipe, RECOMMENDED: [FULL if i % 5 == 4 else RECOMMENDED for i in range(layers)]}
+    return {"recipe": recipe, LARGE: [FULL if i % 5 == 4 else LARGE for i in range(layers)]}
 
 
 def build(name: str, layers: list[str], device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Any:

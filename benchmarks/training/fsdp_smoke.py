@@ -362,7 +362,10 @@ def main() -> None:
         call([sys.executable, "-m", "sse_convert", "convert", str(recipe), "-o", str(checkpoint)])
     print(f"prepared after {time.monotonic() - began:.0f} s", flush=True)
     ran = yaml.safe_load(recipe.read_text())
-    result: dict[str, Any] = {"recipe": arguments.recipe, **{key: ran[key] for key in ("layers", "mixers", "stages")}}
+    result: dict[str, Any] = {
+        "recipe": arguments.recipe,
+        **{key: ran[key] for key in ("layers", "mixers", "stages") if key in ran},
+    }
     result |= {"commit": arguments.commit, **surroundings(), "parts": {}}
     launch = shlex.split(f"{arguments.launch} {TWO}")
     setting = Setting(recipe, checkpoint, arguments.work, launch, step_tokens, began + arguments.seconds)

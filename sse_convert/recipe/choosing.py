@@ -3,7 +3,6 @@
 import dataclasses as dc
 from collections.abc import Sequence
 
-from sse_convert.mixers import BUILT_IN
 from sse_convert.recipe.pattern import OpenChoice, choice_of, expand_pattern
 from sse_convert.recipe.schema import Recipe
 
@@ -51,7 +50,7 @@ def open_choice(recipe: Recipe, num_layers: int, heads: Sequence[int] = ()) -> O
     select = recipe.layers.select
     if select is None or not is_open(recipe):
         return None
-    return choice_of(select, expand_pattern(recipe.layers, {**BUILT_IN, **recipe.mixers}, num_layers), heads)
+    return choice_of(select, expand_pattern(recipe.layers, recipe.known_mixers, num_layers), heads)
 
 
 def chosen_recipe(recipe: Recipe, kept: Sequence[int], choice: OpenChoice | None = None) -> Recipe:

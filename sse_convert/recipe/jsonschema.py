@@ -17,7 +17,7 @@ from sse_convert.recipe.schema import Recipe
 ADVANCED = "advanced_mixer"
 _ADVANCED = "Settings for experts, such as the paper's variants; most recipes have none."
 MEANING = {
-    "sse": "Sparse State Expansion with the settings we recommend.",
+    "sse": "Sparse State Expansion with the settings we recommend: one state per query head under the delta rule.",
     "sse+sliding": "The same beside the teacher's softmax attention in a window. The mixer we recommend.",
     "sliding": "The teacher's softmax attention limited to a window and attention sinks.",
     "paper": "SSE as the paper has it: over gated linear attention, with softmax keys and four partitions.",

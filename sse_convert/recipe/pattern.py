@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from sse_convert.errors import RecipeError
-from sse_convert.mixers import BUILT_IN, FULL, Mixer, WindowMixer
+from sse_convert.mixers import FULL, Mixer, WindowMixer
 from sse_convert.recipe.problems import shortened, suggest
 from sse_convert.recipe.schema import FullHeads, Layers, Recipe, Select
 from sse_convert.report import counted
@@ -51,7 +51,7 @@ def resolve(recipe: Recipe, num_layers: int) -> tuple[list[str], dict[str, Mixer
         RecipeError: an index is out of range, a mixer is undefined, nothing would be converted, or `select` has not
             chosen yet.
     """
-    known = {**BUILT_IN, **recipe.mixers}
+    known = recipe.known_mixers
     names = expand_pattern(recipe.layers, known, num_layers)
     if (select := recipe.layers.select) is not None:
         for index, heads in _chosen(select, names).items():

@@ -203,13 +203,13 @@ def recommended_layers(full: Sequence[bool], measured: Measured = LAYERS) -> dic
 
 
 def recommended_mixer(positions: int = LONGEST_ROW, measured: Measured = LAYERS) -> dict[str, Any]:
-    """Settings of what other layers, or other heads, become.
+    """Settings of what other layers, or other heads, become, where they are not the built-in mixer's.
 
     Args:
         positions: of the model.
         measured: what is kept.
     """
-    mixer = measured.recipe.mixers[MIXER]
+    mixer = measured.recipe.known_mixers[MIXER]
     assert isinstance(mixer, SSESlidingMixer)
     window = min(mixer.window, max(1, row_lengths(positions)[1] // WINDOWS))
     mixer = dc.replace(mixer, window=window, state_heads=mixer.state_heads if measured.by_heads else STATE_HEADS)

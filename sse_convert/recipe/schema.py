@@ -3,7 +3,7 @@
 import dataclasses as dc
 from typing import Annotated, Any, Literal
 
-from sse_convert.mixers import Mixer, mixer_to_dict, recipe_entry
+from sse_convert.mixers import BUILT_IN, Mixer, mixer_to_dict, recipe_entry
 from sse_convert.recipe.ranges import (
     Count,
     Length,
@@ -327,6 +327,11 @@ class Recipe:
     """what is measured"""
     export: Export
     """the result"""
+
+    @property
+    def known_mixers(self) -> dict[str, Mixer]:
+        """The built-in mixers by name, and its own beside them or in their place."""
+        return {**BUILT_IN, **self.mixers}
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved recipe as plain data."""

@@ -16,7 +16,7 @@ from sse_convert.recipe.choosing import ProbeRows, open_choice, probe_rows, rows
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import time_in_words
 from sse_convert.selection.select import replacement
-from sse_convert.selection.setup import SHORTEST_ROW, STAND_IN, WINDOWS, SelectSettings, known_mixers
+from sse_convert.selection.setup import SHORTEST_ROW, STAND_IN, WINDOWS, SelectSettings
 from sse_convert.surgery.choice_cost import Effort, choice_effort, cpu_hours
 from sse_convert.surgery.job import Job
 
@@ -114,7 +114,7 @@ def read_for_selection(recipe: Recipe, rows: ProbeRows) -> Recipe:
     as the window beside SSE, at most a quarter of a row."""
     sources = recipe.data.train or recipe.data.valid
     recipe = dc.replace(recipe, data=dc.replace(recipe.data, valid=sources))
-    mixers = known_mixers(recipe)
+    mixers = recipe.known_mixers
     beside = mixers[replacement(recipe)]
     window = beside if isinstance(beside, WindowMixer) else mixers[STAND_IN]
     assert isinstance(window, WindowMixer)

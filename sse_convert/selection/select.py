@@ -18,7 +18,7 @@ from sse_convert.selection.choice import Choice
 from sse_convert.selection.measure import Measurement, Meter
 from sse_convert.selection.recall_probes import NAMES
 from sse_convert.selection.selection_report import SelectReport
-from sse_convert.selection.setup import SelectSettings, check_recall, known_mixers, run_method, set_up
+from sse_convert.selection.setup import SelectSettings, check_recall, run_method, set_up
 from sse_convert.selection.team import ALONE, Team
 from sse_convert.surgery.budget import layer_bytes, table_lengths
 from sse_convert.surgery.guessing import guess_warnings
@@ -130,7 +130,7 @@ def _context(teacher: Teacher) -> int:
 def _saved(job: Job, meter: Meter) -> list[int]:
     """Cache bytes that each layer, or head, saves as the mixer that the recipe gives it."""
     teacher, sizes, span = job.teacher(), job.geometry(), meter.span
-    mixer, context = known_mixers(job.recipe)[replacement(job.recipe)], _context(teacher)
+    mixer, context = job.recipe.known_mixers[replacement(job.recipe)], _context(teacher)
 
     def saved(layer: int) -> int:
         whole = layer_bytes(sizes, layer, None, context) - layer_bytes(sizes, layer, mixer, context)

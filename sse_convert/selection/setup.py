@@ -13,7 +13,7 @@ from sse_convert.checkpoints.load_model import context_limit, device_name, load_
 from sse_convert.checkpoints.run_lock import LOCK
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.errors import CheckpointError, DataError, OutputError, UsageError
-from sse_convert.mixers import BUILT_IN, Mixer, SlidingMixer, mixer_to_dict
+from sse_convert.mixers import Mixer, SlidingMixer, mixer_to_dict
 from sse_convert.recipe.choosing import TRIES
 from sse_convert.recipe.schema import Recipe, Source
 from sse_convert.selection.choice import Choice
@@ -90,7 +90,7 @@ def set_up(
     recipe, teacher, place = job.recipe, job.teacher(), pick_device(device)
     among = tuple(range(teacher.num_layers)) if settings.among is None else settings.among
     _check(settings, teacher, among)
-    stand_in = known_mixers(recipe)[STAND_IN]
+    stand_in = recipe.known_mixers[STAND_IN]
     assert isinstance(stand_in, SlidingMixer)
     sources = _sources(recipe, text)
     probe = make_probe(
@@ -176,11 +176,6 @@ def _check(settings: SelectSettings, teacher: Teacher, among: tuple[int, ...]) -
         raise UsageError(f"samples is {settings.samples}", expected="at least 1")
     if settings.tokens < settings.length:
         raise UsageError(f"tokens is {settings.tokens}", expected=f"at least one row ({settings.length})")
-
-
-def known_mixers(recipe: Recipe) -> dict[str, Mixer]:
-    """The recipe's mixers, and the built-in ones beside them."""
-    return {**BUILT_IN, **recipe.mixers}
 
 
 def _sources(recipe: Recipe, text: Path | None) -> list[Source]:

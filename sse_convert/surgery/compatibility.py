@@ -14,7 +14,6 @@ from sse_convert.checkpoints.open import CheckpointFiles, open_checkpoint
 from sse_convert.checkpoints.teacher import SourceModel, Teacher, source_view
 from sse_convert.errors import CheckpointError, RecipeError
 from sse_convert.mixers import (
-    BUILT_IN,
     BY_LAYER,
     FULL,
     Mixer,
@@ -27,7 +26,7 @@ from sse_convert.modeling.arch_spec import SSE_PREFIX
 from sse_convert.modeling.configuration import FORMAT, stored_mixers
 from sse_convert.recipe import resolve
 from sse_convert.recipe.choosing import chosen_recipe, open_choice
-from sse_convert.recipe.pattern import expand_pattern
+from sse_convert.recipe.pattern import expand_pattern, named_heads
 from sse_convert.recipe.schema import Calibrate, Recipe, Stage
 from sse_convert.surgery.positions import stage_limits, stretch, stretched_context
 
@@ -81,7 +80,7 @@ def mixer_problems(mixer: Mixer, source: SourceModel) -> list[str]:
 def _linear_layer_problems(recipe: Recipe, teacher: Teacher) -> list[str]:
     names, _ = resolve(recipe, teacher.num_layers)
     if recipe.layers.select is not None:  # whatever was chosen, none may be chosen among layers without softmax
-        names = expand_pattern(recipe.layers, {**BUILT_IN, **recipe.mixers}, teacher.num_layers)
+        names = expand_pattern(recipe.layers, recipe.known_mixers, teacher.num_layers)
     wrong = [i for i, name in enumerate(names) if name != FULL and i not in teacher.softmax_layers]
     if not wrong:
         return []
@@ -280,8 +279,8 @@ def match_recipe(recipe: Recipe, files: CheckpointFiles) -> Match:
     for layer, name in enumerate(names):
         for difference in _differences(name, mixers.get(name), stored[layer]):
             found.setdefault(difference, []).append(layer)
-    if refused := {difference: layers for difference, layers in found.items() if not difference.trains}:
-        raise _refusal(files, names, refused)
+    if not all(difference.trains for difference in found):
+        raise _refusal(files, names, found)
     plain = {name: mixer_to_dict(mixer) for name, mixer in mixers.items()}
     return Match(
         names=names,
@@ -295,13 +294,13 @@ def _differences(name: str, wanted: Mixer | None, stored: Mixer | None) -> list[
     if wanted is None or stored is None:
         kinds = [FULL if mixer is None else mixer.kind for mixer in (wanted, stored)]
         return [] if kinds[0] == kinds[1] else [_Difference("", *kinds)]
-    mine, theirs = _settings(wanted), _settings(stored)
+    mine, theirs, base = _settings(wanted), _settings(stored), named_heads(name)[0]
     heads = [list(getattr(mixer, BY_LAYER, ())) for mixer in (wanted, stored)]
     if heads[0] != heads[1]:
         return [_Difference("", *(f"{BY_LAYER} {found}" for found in heads))]
     if mine != theirs and _layer(wanted) != _layer(stored):
         return [_Difference("", wanted.kind, stored.kind)]
-    return [_Difference(f"mixers.{name}.{key}", mine[key], theirs[key]) for key in mine if mine[key] != theirs[key]]
+    return [_Difference(f"mixers.{base}.{key}", mine[key], theirs[key]) for key in mine if mine[key] != theirs[key]]
 
 
 def _layer(mixer: Mixer) -> str:
@@ -325,16 +324,17 @@ def _dotted(settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _refusal(files: CheckpointFiles, names: list[str], refused: dict[_Difference, list[int]]) -> RecipeError:
-    lines, sets = [], []
-    for difference, layers in refused.items():
+def _refusal(files: CheckpointFiles, names: list[str], found: dict[_Difference, list[int]]) -> RecipeError:
+    lines, sets, names = [], [], [named_heads(name)[0] for name in names]
+    for difference, layers in found.items():
         where = f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
         values = f"{_spelled(difference.recipe)} in the recipe, {_spelled(difference.checkpoint)} in the checkpoint"
-        lines.append(f"{difference.key}: {values} ({where})" if difference.key else f"{where}: {values}")
+        if not difference.trains:
+            lines.append(f"{difference.key}: {values} ({where})" if difference.key else f"{where}: {values}")
         if difference.key and len(layers) == names.count(names[layers[0]]):
             sets.append(f"--set {difference.key}={_spelled(difference.checkpoint)}")
     fix = "use the recipe that made the checkpoint (its config.json holds one, under sse.recipe)"
-    if len(sets) == len(lines):
+    if len(sets) == len(found):
         fix = f"go on with the checkpoint's settings: {' '.join(sets)}"
     return RecipeError(
         "\n  ".join([f"{files.name} was converted with other layers or mixers than this recipe's:", *lines]),

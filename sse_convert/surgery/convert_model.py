@@ -49,8 +49,8 @@ def convert_model(
         keep: indices of the layers that stay softmax attention; negative ones count from the end. Layers of linear
             attention stay in any case.
         mixer: what the others become: the name of a built-in mixer (sse, sse+sliding, sliding, paper, gla, gdn),
-            or settings as in a recipe, with their kind: `{"kind": "sse+sliding", "num_partitions": 16}`. Unset: SSE
-            beside a window as `sse-convert recipes new` has it, with fewer and smaller states than the built-in one.
+            or settings as in a recipe, with their kind: `{"kind": "sse+sliding", "window": 256}`. Unset: SSE
+            beside a window as `sse-convert recipes new` has it beside whole layers.
         seed: of the new tensors.
 
     Raises:

@@ -225,6 +225,7 @@ def write_new_recipe(
     lines = [
         f"wrote {target}: {choice.keep} of {len(choice.among)} {choice.what} to be chosen{needs}",
         *told,
+        *(f"warning: {warning}" for warning in made.plan.warnings),
         *text_lines(wanted, made.recipe, teacher),
         *found.remarks,
         f"next: sse-convert plan {wanted.command}",
@@ -312,7 +313,7 @@ def _data(
         measured_on: tokens and needles of each length.
     """
     text, measured = wanted.text, sizes.measured
-    stages = _stages(sizes, shape, share)
+    stages, mixer = _stages(sizes, shape, share), recommended_mixer(sizes.positions, measured)
     if text.chats:
         stages = [{**stage, "loss_mask": "assistant"} for stage in stages]
     needles = recommended_needles(sizes, min(stage["seq_len"] for stage in stages))
@@ -320,7 +321,7 @@ def _data(
         "recipe_version": 1,
         "model": wanted.model,
         "layers": recommended_layers(sizes.full, measured),
-        "mixers": {MIXER: recommended_mixer(sizes.positions, measured)},
+        "mixers": {MIXER: mixer} if mixer else {},
         "calibrate": recommended_calibration(sizes, shape.longest),
         "stages": stages,
         "data": {

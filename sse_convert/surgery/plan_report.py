@@ -5,7 +5,7 @@ import shlex
 from collections import Counter
 from typing import Any
 
-from sse_convert.mixers import Mixer, mixer_to_dict
+from sse_convert.mixers import Mixer, SSEMixer, mixer_to_dict
 from sse_convert.recipe.units import format_count
 from sse_convert.report import format_bytes, format_number, table, time_in_words
 from sse_convert.surgery.costs import GPUS, Costs
@@ -145,6 +145,17 @@ class Plan:
     """what runs the recipe in one process"""
 
     @property
+    def warnings(self) -> list[str]:
+        """A cache that is larger than the teacher's at the model's own context, with what makes it smaller."""
+        own, sse = self.cache[0], [mixer for mixer in self.mixers.values() if isinstance(mixer, SSEMixer)]
+        ways = "fewer num_partitions, " * any(mixer.num_partitions > 1 for mixer in sse)
+        ways += "state_heads: kv, " * any(mixer.state_heads == "query" for mixer in sse) + "fewer converted layers"
+        return [
+            f"the cache of {format_count(own.length)} tokens, the whole context, is larger than the teacher's: "
+            f"{format_bytes(own.hybrid_bytes)} for {format_bytes(own.teacher_bytes)}; smaller with {ways}"
+        ] * (own.hybrid_bytes > own.teacher_bytes)
+
+    @property
     def layer_names(self) -> list[str]:
         """Mixer name of each layer."""
         return [row.mixer for row in self.layers]
@@ -153,6 +164,7 @@ class Plan:
         """The plan as plain data."""
         data = dc.asdict(self)
         data["mixers"] = {name: mixer_to_dict(mixer) for name, mixer in self.mixers.items()}
+        data["warnings"] = self.warnings
         data["next_command"] = self.next_command()
         return data
 
@@ -168,6 +180,7 @@ class Plan:
         """The plan for a person."""
         share = self.added_parameters / self.parameters
         counts = Counter(self.layer_names)
+        told = [f"warning: {text}" for text in self.warnings] + [f"note: {text}" for text in self.notes]
         return [
             f"{self.model}: {self.model_type}, {len(self.layers)} layers, {format_number(self.parameters)} parameters"
             + self._active(),
@@ -182,7 +195,7 @@ class Plan:
             self._break_even_line(),
             *self._stage_lines(),
             *cost_lines(self.costs, self.command),
-            *(["", *(f"note: {note}" for note in self.notes)] if self.notes else []),
+            *(["", *told] if told else []),
             "",
             self._next_line(),
         ]

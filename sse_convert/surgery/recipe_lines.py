@@ -26,11 +26,11 @@ def recipe_header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str
     choice, way, sizes = made.plan.choice, made.way, sizes_of(teacher)
     measured = sizes.measured
     ruled = f"rates by width ({measured.width} to {teacher.dims.hidden}), tokens of a step, rows"
-    ruled += "" if made.data["mixers"][MIXER] == recommended_mixer(measured=measured) else ", window"
+    ruled += "" if made.data["mixers"].get(MIXER, {}) == recommended_mixer(measured=measured) else ", window"
     kept = f"{choice.keep} of {len(choice.among)} {choice.what} stay softmax, chosen before training"
     command = f"sse-convert run {wanted.command}"
     lines = [
-        f"{wanted.title}: {kept}; all else becomes SSE beside a window.",
+        f"{wanted.title}: {kept}; all else becomes {'one state' if measured.by_heads else 'SSE'} beside a window.",
         f"Plan:  sse-convert plan {wanted.command}",
         f"Run:   {command if way is None else launch_command(way, command)}",
         *_takes(made),
@@ -119,7 +119,7 @@ def recipe_body(made: NewRecipe) -> list[str]:
         f"  pattern: {format_flow(layers['pattern'])}",
         f"  # at most {chosen.passes} forward passes over {chosen.tokens:,} tokens; {choosing}",
         f"  select: {format_flow(layers['select'])}",
-        "mixers:",
+        *(["mixers:"] if data["mixers"] else []),
         *(f"  {name}: {format_flow(settings)}" for name, settings in data["mixers"].items()),
         f"calibrate: {_with_units(data['calibrate'])}",
         "stages:",

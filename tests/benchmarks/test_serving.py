@@ -34,7 +34,7 @@ def test_the_other_parts_run(tmp_path: Path) -> None:
         parts.run(name, part)
         assert not [row for row in parts.report["parts"][name] if "stopped" in row]
     models = {row["model"]: row for row in parts.report["parts"]["requests"]}
-    assert list(models) == ["teacher", "recipe", "recommended"]
+    assert list(models) == ["teacher", "recipe", "large"]
     assert models["teacher"]["times_requests"] == 1
 
 

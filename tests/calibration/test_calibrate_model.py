@@ -21,6 +21,7 @@ from tests.modeling.tiny import VOCAB, tiny_source
 from tests.surgery.models import recipe_data, save_source, save_teacher, tokens
 
 MIXER = {"kind": "sse+sliding", "window": 4, "sinks": 2}
+SHARED = {"qk_rank": 4, "advanced": {"shared_partition": True}}
 
 
 def hybrid(model_type: str = "llama") -> Any:
@@ -31,8 +32,8 @@ def hybrid(model_type: str = "llama") -> Any:
     ("model_type", "mixer", "dtype"),
     [
         ("llama", MIXER, torch.float32),
-        ("qwen3", {"kind": "sse", "qk_rank": 4, "num_partitions": 6}, torch.bfloat16),
-        ("gpt2", {"kind": "sse", "qk_rank": 4}, torch.float32),
+        ("qwen3", {"kind": "sse", "num_partitions": 6, **SHARED}, torch.bfloat16),
+        ("gpt2", {"kind": "sse", **SHARED}, torch.float32),
         ("gpt_oss", MIXER, torch.float32),
     ],
 )

@@ -13,8 +13,10 @@ PAPER: dict[str, Any] = {
     "top_k": 1,
     "update": "gla",
     "k_feature_map": "softmax",
+    "qk_rank": 64,
     "state_heads": "kv",
-    "decay_params": "shared",
+    "shared_partition": True,
+    "balance": "aux_loss",
 }
 SMALL: dict[str, Any] = {
     "recipe_version": 1,

@@ -99,14 +99,19 @@ export: {dir: out}
 
 
 def test_mixers_are_told_apart_by_kind_or_name(tmp_path):
-    mixers = {"wide": {"kind": "sliding", "window": 512}, "gla": {}, "sse": None, "mine": {"kind": "sse", "top_k": 2}}
+    mixers = {
+        "wide": {"kind": "sliding", "window": 512},
+        "gla": {},
+        "sse": None,
+        "mine": {"kind": "sse", "update": "gla"},
+    }
     mixers |= {"gdn": {"advanced": {"decay": "gla"}}}
     recipe = load_recipe(write(tmp_path, small(mixers=mixers)))
     assert recipe.mixers == {
         "wide": SlidingMixer(window=512),
         "gla": BUILT_IN["gla"],
         "sse": BUILT_IN["sse"],
-        "mine": dc.replace(BUILT_IN["sse"], top_k=2),
+        "mine": dc.replace(BUILT_IN["sse"], update="gla"),
         "gdn": dc.replace(BUILT_IN["gdn"], decay="gla"),
     }
 

@@ -71,9 +71,9 @@ def test_out_of_range_states_the_bound_and_all_problems():
 
 def test_resolve_gives_the_mixers_in_use(tmp_path):
     recipe = load_recipe(
-        write(tmp_path, small(mixers={"mine": {"kind": "sse", "top_k": 2}}, layers={"pattern": ["mine", "full"]}))
+        write(tmp_path, small(mixers={"mine": {"kind": "sse", "update": "gla"}}, layers={"pattern": ["mine", "full"]}))
     )
-    assert resolve(recipe, 3) == (["mine", "full", "mine"], {"mine": dc.replace(BUILT_IN["sse"], top_k=2)})
+    assert resolve(recipe, 3) == (["mine", "full", "mine"], {"mine": dc.replace(BUILT_IN["sse"], update="gla")})
 
 
 @pytest.mark.parametrize(

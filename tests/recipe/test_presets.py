@@ -11,6 +11,7 @@ from sse_convert.mixers import SSEMixer
 from sse_convert.recipe import load_recipe, resolve
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.choosing import draft_recipe
+from sse_convert.recipe.pattern import pattern_unit
 from sse_convert.recipe.presets import copy_preset, preset_names, preset_path, preset_summary, preset_text
 from tests.model_configs import CONFIGS, config_path, model_config
 from tests.surgery.synthetic import saved_layout, write_zeros
@@ -66,7 +67,7 @@ def test_it_loads_and_can_run(name):
         assert not recipe.calibrate.enabled
         return
     assert len(recipe.stages) >= 2
-    assert recipe.stages[0].loss == ("kl" if "sse+sliding" in recipe.mixers else "layer_mse")
+    assert recipe.stages[0].loss == ("kl" if "sse+sliding" in pattern_unit(recipe.layers) else "layer_mse")
 
 
 def test_every_recipe_has_a_config_and_every_config_a_recipe():

@@ -89,7 +89,7 @@ def test_the_measured_model_gets_its_recipe():
             for key in ("tokens", "seq_len", "batch_tokens", "optimizer", "warmup", "min_lr")
         }
         assert stage["lr"] == dc.asdict(measured.lr)
-    assert recommended_mixer(8192, HEADS) == changed_settings(own.mixers["sse+sliding"])
+    assert own.mixers == recommended_mixer(8192, HEADS) == {}  # the built-in mixer
     assert recommended_calibration(sizes()) == {"rows": 2, "seq_len": 4096, "output_scale": "size"}
     assert Needles(**recommended_needles(sizes(), 2048)) == own.data.needles
 

@@ -78,6 +78,22 @@ def test_structural_settings_are_refused_and_the_fix_mends_them(made, tmp_path, 
     match_recipe(load_recipe(file, [shlex.split(fix)[1]]), open_checkpoint(made / "converted"))
 
 
+def test_the_fix_has_what_only_training_reads_as_well_and_no_heads(tmp_path):
+    """The checkpoint's settings as a recipe gives them: once for layers that differ in heads."""
+    layers = {"pattern": ["sse+sliding"], "keep": [3], "overrides": {1: {"full_heads": [0]}}}
+    teacher, checkpoint = save_source(tmp_path / "teacher"), tmp_path / "converted"
+    convert_checkpoint(Job.of(asked(tmp_path, layers, balance_coef=0.5)), checkpoint)
+    file = recipe_file(tmp_path / "r.yaml", teacher, layers=layers, mixers={"sse+sliding": {**BESIDE, "qk_rank": 2}})
+    with pytest.raises(RecipeError) as caught:
+        match_recipe(load_recipe(file), open_checkpoint(checkpoint))
+    assert caught.value.problems == [
+        "mixers.sse+sliding.qk_rank: 2 in the recipe, 4 in the checkpoint (layers 0, 1, 2)"
+    ]
+    sets = shlex.split(caught.value.fix.split(": ", 1)[1].split(";")[0])[1::2]
+    assert sets == ["mixers.sse+sliding.qk_rank=4", "mixers.sse+sliding.advanced.balance_coef=0.5"]
+    assert match_recipe(load_recipe(file, sets), open_checkpoint(checkpoint)).training == {}
+
+
 @pytest.mark.parametrize("setting", [{"balance_coef": 0.5}, {"balance": "none"}])
 def test_what_only_training_reads_is_taken_from_the_recipe(made, setting):
     ((key, value),) = setting.items()

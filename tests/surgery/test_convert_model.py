@@ -20,9 +20,10 @@ from tests.modeling.tiny import tiny_source
 from tests.surgery.models import recipe_data, save_teacher, tokens
 
 WINDOW = {"window": 4, "sinks": 2}
+PARTITIONS = {"num_partitions": 8, "top_k": 2, "qk_rank": 4, "advanced": {"shared_partition": True}}
 SETTINGS = {
-    "sse": {"qk_rank": 4},
-    "sse+sliding": {"qk_rank": 4, **WINDOW},
+    "sse": PARTITIONS,
+    "sse+sliding": {**PARTITIONS, **WINDOW},
     "sliding": WINDOW,
     "gdn": {},
 }

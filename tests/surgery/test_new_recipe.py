@@ -152,11 +152,21 @@ def test_a_short_context_has_a_window_that_rows_look_beyond(tmp_path, monkeypatc
     (tmp_path / "config.json").write_text(json.dumps(config))
     api.recipes_new(tmp_path, tmp_path / "new.yaml")
     recipe = load_recipe(tmp_path / "new.yaml")
-    mixer = recipe.mixers["sse+sliding"]
+    mixer = recipe.known_mixers["sse+sliding"]
     assert mixer.window == window
     assert ("rows, window.\n" in (tmp_path / "new.yaml").read_text()) == (window < 128)
     assert min(stage.seq_len for stage in recipe.stages) > mixer.window + mixer.sinks
     assert not any("learns nothing" in note for note in api.plan(tmp_path / "new.yaml").notes)
+
+
+def test_a_cache_larger_than_the_teachers_is_said(tmp_path, monkeypatch):
+    """Partitions beside whole layers, at a context that a state outweighs."""
+    monkeypatch.setattr(module, "machine_here", lambda: None)
+    for positions, warned in {1024: True, 32768: False}.items():
+        config = model_config("qwen3-0.6b", {"max_position_embeddings": positions, "num_key_value_heads": 2})
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        lines = api.recipes_new(tmp_path, tmp_path / "new.yaml", overwrite=True).lines()
+        assert any(line.startswith("warning: the cache of ") for line in lines) == warned
 
 
 @pytest.mark.parametrize("option", ["--text", "--held-out"])

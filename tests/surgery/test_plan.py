@@ -12,7 +12,7 @@ from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import RecipeError
 from sse_convert.recipe import recipe_from_dict
-from sse_convert.report import time_in_words
+from sse_convert.report import format_bytes, time_in_words
 from sse_convert.surgery.job import Job
 from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.speed import training_flops
@@ -79,6 +79,38 @@ def test_plan_as_text_and_as_data(qwen3):
     data = json.loads(json.dumps(qwen3.to_dict()))
     assert data["mixers"]["sliding"] == {"kind": "sliding", "window": 128, "sinks": 4}
     assert data["stages"][0]["longest"].keys() == {"24", "48", "80", "141"}
+
+
+def short(**settings):
+    """A plan of Qwen3's shape at 4K positions, whose layers all get `sse+sliding` with these settings, or as it is."""
+    config = {**QWEN3, "max_position_embeddings": 4096}
+    return plan_of(config, layers={"pattern": ["sse+sliding"]}, mixers={"sse+sliding": settings} if settings else {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "ways"),
+    [
+        ({"num_partitions": 60, "state_heads": "query"}, "fewer num_partitions, state_heads: kv, "),
+        ({"num_partitions": 60}, "fewer num_partitions, "),
+        ({"window": 4096, "num_partitions": 1}, ""),
+    ],
+)
+def test_a_cache_larger_than_the_teachers_is_warned_of(settings, ways):
+    plan = short(**settings)
+    own = plan.cache[0]
+    sizes = f"{format_bytes(own.hybrid_bytes)} for {format_bytes(own.teacher_bytes)}"
+    assert plan.warnings == [
+        "the cache of 4K tokens, the whole context, is larger than the teacher's: "
+        f"{sizes}; smaller with {ways}fewer converted layers"
+    ]
+    assert f"warning: {plan.warnings[0]}" in plan.lines()
+    assert plan.to_dict()["warnings"] == plan.warnings
+
+
+def test_one_state_is_no_larger():
+    plan = short()
+    assert plan.warnings == plan.to_dict()["warnings"] == []
+    assert not any(line.startswith("warning") for line in plan.lines())
 
 
 def test_layers_to_be_chosen():

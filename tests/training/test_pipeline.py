@@ -14,7 +14,8 @@ from sse_convert.checkpoints.manifest import read_manifest
 from sse_convert.checkpoints.run_lock import run_lock
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
-from sse_convert.errors import CheckpointError, DataError, OutputError, TrainingError, VerificationError
+from sse_convert.errors import CheckpointError, DataError, OutputError, RecipeError, TrainingError, VerificationError
+from sse_convert.mixers import BUILT_IN, SSEMixer, mixer_to_dict
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.pipeline import run_recipe
 from sse_convert.recipe import load_recipe
@@ -200,6 +201,29 @@ def test_changed_inputs_are_refused_by_name(recipe, tmp_path):
     shutil.rmtree(stages / "02-align")
     with pytest.raises(TrainingError, match="checkpoint was"):  # what follows a new calibration must be made again
         run_recipe(recipe(**plain, calibrate={"rows": 3, "seq_len": 32}))
+
+
+def test_a_name_that_meant_another_mixer_is_refused_and_the_fix_goes_on(recipe, tmp_path, monkeypatch):
+    """The text of the recipe is the same, and the built-in mixer that it names is not."""
+    parts = {"eval": {"tokens": 0}, "layers": {"pattern": ["sse", "full", "full"]}, "mixers": {}}
+    before = SSEMixer(num_partitions=600, top_k=4, update="delta", k_feature_map="l2", decay_params="separate")
+    with monkeypatch.context() as patch:
+        patch.setitem(BUILT_IN, "sse", before)
+        run_recipe(recipe(**parts))
+        assert any("is larger than the teacher's" in warning for warning in run_recipe(recipe(**parts)).warnings)
+    with pytest.raises(RecipeError, match=r"num_partitions: 1 in the recipe, 600 in the checkpoint") as caught:
+        run_recipe(recipe(**parts))
+    assert str(tmp_path / "out.stages" / "00-convert") in caught.value.what
+    sets = [text.split(maxsplit=1)[0].strip(";") for text in caught.value.fix.split("--set ")[1:]]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe(**parts).to_dict()))
+    report = run_recipe(load_recipe(tmp_path / "recipe.yaml", sets))
+    assert all(step["already_done"] for step in report.steps)
+
+
+def test_a_line_that_says_what_the_built_in_mixer_is_may_go(recipe):
+    parts = {"eval": {"tokens": 0}, "layers": {"pattern": ["sse", "full", "full"]}}
+    run_recipe(recipe(**parts, mixers={"sse": mixer_to_dict(BUILT_IN["sse"])}))
+    assert all(step["already_done"] for step in run_recipe(recipe(**parts, mixers={})).steps)
 
 
 def test_changed_text_is_refused(recipe, text_folder, tmp_path):
