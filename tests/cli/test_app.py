@@ -1,12 +1,10 @@
 """The command line: exit codes, JSON on stdout, messages on stderr, for every kind of outcome."""
 
-import importlib
 import inspect
 import io
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 import warnings
@@ -17,13 +15,13 @@ import torch
 from typer.main import get_command
 
 from sse_convert import __version__, api, errors
-from sse_convert.cli import runner
 from sse_convert.cli.app import app
 from sse_convert.cli.commands import described
 from sse_convert.cli.runner import EXIT_CODES, hush_libraries, reporting_errors, run_app
 from sse_convert.kernels.dispatch import BACKENDS
 from sse_convert.recipe.presets import preset_names
 from sse_convert.report import TextReport, found_before
+from tests.cli.conftest import run_json
 from tests.recipe.recipes import small, write
 
 TRAINING = ["calibrate", "align", "distill", "uptrain", "run"]
@@ -42,32 +40,6 @@ def sse_convert(*arguments, **options):
     return subprocess.run(
         [sys.executable, "-m", "sse_convert", *arguments], capture_output=True, text=True, timeout=60, **options
     )
-
-
-def run_json(capsys, *arguments):
-    """Run in this process with --json: exit code and the object, which must be alone on stdout."""
-    code = run_app(app, [*arguments, "--json"])
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    answer = json.loads(out)
-    assert answer["schema"] == 1
-    assert answer["ok"] == (code == 0)
-    return code, answer
-
-
-@pytest.fixture
-def outcome(monkeypatch):
-    """Make `plan` return or raise what the test says."""
-
-    def set_outcome(result):
-        def plan(recipe, **_):
-            if isinstance(result, BaseException):
-                raise result
-            return result
-
-        monkeypatch.setattr(api, "plan", plan)
-
-    return set_outcome
 
 
 @pytest.mark.parametrize("error", [errors.OutputError("full"), OSError(30, "Read-only file system"), ValueError("x")])
@@ -284,21 +256,6 @@ def test_arguments_have_ranges(capsys, arguments, what):
     assert what in answer["error"]["what"]
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-", "| true", "2>&1 | true"])
-def test_streams_may_be_closed(closed):
-    shell = f"set -o pipefail; {sys.executable} -m sse_convert recipes list {closed}"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_full_disk_behind_stdout_is_said():
-    command = f"{sys.executable} -m sse_convert recipes list > /dev/full"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 8
-    assert "No space left on device" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("number", ["ENOSPC", "EACCES", "EROFS"])
 def test_disk_trouble_is_no_bug(capsys, outcome, number):
     import errno
@@ -360,129 +317,12 @@ def test_a_script_reports_errors_as_commands_do(capsys):
     assert said.out == ""
 
 
-def test_interrupt(capsys, outcome):
-    outcome(KeyboardInterrupt())
-    code, answer = run_json(capsys, "plan", "x")
-    assert (code, answer["error"]["kind"]) == (130, "interrupted")
-    assert run_app(app, ["plan", "x"]) == 130
-    assert capsys.readouterr() == ("", "interrupted; nothing was changed\n")
-
-
-def test_interrupt_says_how_to_go_on(capsys, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(api, "run", interrupted)
-    assert run_app(app, ["run", "x"]) == 130
-    assert capsys.readouterr().err == "interrupted; run the same command again to continue where it stopped\n"
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "what"),
-    [
-        (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "ended by SIGTERM"),
-        (signal.SIGHUP, 129, "ended by SIGHUP"),
-    ],
-)
-def test_a_signal_that_ends_a_command(capsys, monkeypatch, number, code, what):
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(api, "run", lambda *a, **k: signal.raise_signal(number))
-    assert run_app(app, ["run", "x"]) == code
-    assert capsys.readouterr().err == f"{what}; run the same command again to continue where it stopped\n"
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_outside_our_own_code(monkeypatch, capsys, number, code):
-    with monkeypatch.context() as patch:
-
-        def plan(*a, **k):
-            patch.setattr(runner, "_is_first_process", lambda: signal.raise_signal(number))
-            return TextReport({}, ["done"])
-
-        patch.setattr(api, "plan", plan)
-        assert run_app(app, ["plan", "x"]) == code
-    assert capsys.readouterr().err == {130: "interrupted\n", 143: "ended by SIGTERM\n"}[code]
-
-
-IMPORTS = {
-    "made another error": "try:\n    raise_signal({0})\nexcept BaseException:\n    raise ImportError('no')",
-    "lost": "try:\n    raise_signal({0})\nexcept BaseException:\n    pass",
-    "in C": "import _weakref\nclass G: ...\ngone = G()\nr = _weakref.ref(gone, lambda _: raise_signal({0}))\ndel gone",
-    "twice": "raise_signal({0})\nraise_signal({0})\nraise SystemExit(3)",
-}
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-@pytest.mark.parametrize("what", IMPORTS)
-def test_a_signal_while_a_library_is_imported(monkeypatch, capsys, tmp_path, what, number, code):
-    (tmp_path / "library.py").write_text(f"from signal import raise_signal\n{IMPORTS[what].format(number)}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "library", raising=False)
-
-    def imports(*_, **__):
-        importlib.import_module("library")
-        return TextReport({}, ["done"])
-
-    monkeypatch.setattr(api, "plan", imports)
-    assert run_app(app, ["plan", "x"]) == code
-    assert capsys.readouterr().err.endswith("; nothing was changed\n")
-    assert sys.gettrace() is None
-
-
-def test_an_error_that_a_library_makes_of_a_signal(monkeypatch, capsys):
-    def plan(*_, **__):
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        except BaseException as error:
-            raise RuntimeError("initialisation failed") from error
-
-    monkeypatch.setattr(api, "plan", plan)
-    assert run_app(app, ["plan", "x"]) == 143
-    assert capsys.readouterr().err == "ended by SIGTERM\n"
-
-
-def test_an_ignored_hangup_stays_ignored(monkeypatch):
-    monkeypatch.setattr(api, "run", lambda *a, **k: [signal.raise_signal(signal.SIGHUP), TextReport({}, [])][1])
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        assert run_app(app, ["run", "x"]) == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_a_real_sigint(tmp_path):
-    code = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background shells start us with it ignored
-        "from sse_convert import api\n"
-        "from sse_convert.cli.app import main\n"
-        "def slow(*a, **k):\n    print('started', file=sys.stderr, flush=True)\n    time.sleep(60)\n"
-        "api.run = slow\n"
-        "sys.argv = ['sse-convert', 'run', 'x']\n"
-        "main()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    assert process.stderr.readline() == "started\n"
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert err == "interrupted; run the same command again to continue where it stopped\n"
-
-
 def test_only_the_first_process_prints(capsys, outcome, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     outcome(TextReport({}, ["done"]))
     assert run_app(app, ["plan", "x"]) == 0
     assert run_app(app, ["plan", "x", "--json"]) == 0
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_closed_pipe_is_quiet():
-    command = f"{sys.executable} -m sse_convert recipes schema | head -1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("{\n", "")
 
 
 def test_no_colour_off_a_terminal_or_by_wish(tmp_path):

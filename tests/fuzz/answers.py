@@ -17,6 +17,7 @@ import huggingface_hub
 from huggingface_hub import constants
 from hypothesis import strategies as st
 
+from sse_convert.data import hub_datasets
 from tests.fake_hub import FakeHub, Repo
 from tests.fuzz import judges, reading
 from tests.fuzz.outcome import Outcome, run_command
@@ -195,4 +196,5 @@ def _asked(hub: OddHub) -> Iterator[None]:
         mock.patch.dict(os.environ, {"HF_TOKEN": "hf_writer"}),
     ):
         huggingface_hub.close_session()
+        hub_datasets._ask.cache_clear()
         yield
