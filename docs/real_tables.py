@@ -24,8 +24,8 @@ def heads() -> str:
 
 
 def heads_of_two() -> str:
-    """KL of a teacher with two KV heads a layer. Its needles were counted with the space, which it does not write."""
-    return _heads("heads_coder.json", ())
+    """Needles and KL of a teacher with two KV heads a layer."""
+    return _heads("heads_coder.json", (1024, 4096, 16384))
 
 
 def _heads(name: str, lengths: Sequence[int]) -> str:
@@ -34,11 +34,10 @@ def _heads(name: str, lengths: Sequence[int]) -> str:
         if plan["choice"] in CHOICES:
             kept = report["kv_heads"] if plan["kept"] is None else len(plan["kept"])
             words = f"{plan['choice']}, {kept} heads" if plan["kept"] else plan["choice"]
-            kl = ", ".join(f"{plan['kl'][length]:.3f}" for length in ("2048", "8192"))
-            needles = _found(plan, lengths) if lengths else []
-            lines.append((words, f"{kept / report['kv_heads']:.0%}", *needles, kl))
-    names = _tasks(lengths) if lengths else []
-    return "\n".join(table(("what sees the whole row", "growing cache", *names, "KL, 2K, 8K"), lines))
+            kl = ", ".join(_nats(plan["kl"][str(length)]) for length in (2048, lengths[-1]))
+            lines.append((words, f"{kept / report['kv_heads']:.0%}", *_found(plan, lengths), kl))
+    last = f"KL, 2K, {lengths[-1] // 1024}K"
+    return "\n".join(table(("what sees the whole row", "growing cache", *_tasks(lengths), last), lines))
 
 
 def none_kept() -> str:
@@ -56,19 +55,48 @@ def digits() -> str:
 
 
 def first_page() -> str:
-    """The digits at the shortest and the longest rows."""
-    return _digits((LENGTHS[0], LENGTHS[-1]), ("digits",))
+    """The digits of the longest trainings at the shortest and the longest rows."""
+    return _digits((LENGTHS[0], LENGTHS[-1]), ("digits",), fewest=60_000_000)
 
 
-def _digits(lengths: Sequence[int], counts: Sequence[str]) -> str:
-    models, lines = _load("digits_smollm2.json")["models"], []
+def _digits(lengths: Sequence[int], counts: Sequence[str], fewest: int = 0) -> str:
+    models = [model for model in _load("digits_smollm2.json")["models"] if not 0 < _tokens(model) < fewest]
+    lines: list[Sequence[str]] = []
     whole = models[0]["cache_bytes"]["8192"]
     for count in counts:
         for model in models:
-            needles = {key: {"right": found[count], "of": found["of"]} for key, found in model["needles"].items()}
-            found = _found({"needles": needles}, lengths)
-            lines.append((model["name"] + COUNTS[count], _size(model, whole), *found, _nats(model["kl"]["2048"])))
+            if (needles := _counted(model, count)) is not None:
+                words = model["name"] + (f", {_millions(model)} tokens" if _tokens(model) else "")
+                found = _found({"needles": needles}, lengths)
+                lines.append((words + COUNTS[count], _size(model, whole), *found, _nats(model["kl"]["2048"])))
     return "\n".join(table(("what stays softmax; the others", "cache at 8K", *_tasks(lengths), "KL, 2K"), lines))
+
+
+def _counted(model: Entry, count: str) -> dict[str, Any] | None:
+    """Needles by what counts as found; None where a model was not asked so."""
+    needles = model["needles"]
+    if not all(count in found for found in needles.values()):
+        return None
+    return {key: {"right": found[count], "of": found["of"]} for key, found in needles.items()}
+
+
+def mixers() -> str:
+    """KL of trainings alike without a softmax layer, by what stands beside the window."""
+    lines = [
+        (trial["lever"], f"{trial['cache_bytes']['8192'] / 1e6:.0f} MB", *map(_nats, trial["kl"].values()))
+        for trial in _load("mixers_smollm2.json")["trials"]
+    ]
+    return "\n".join(table(("every layer, beside its window", "cache", "KL, 2K", "8K"), lines))
+
+
+def steps() -> str:
+    """Time and memory of a training step by what stays softmax, with CUDA graphs and without."""
+    lines = []
+    for name, row in _load("steps_smollm2.json")["models"].items():
+        step = 1000 * row["batch_tokens"] / row["tokens_per_second"]
+        memory = max(row["peak_mib"]) / 1024
+        lines.append((name, f"{step:.0f}", f"{row['tokens_per_second']:,.0f}", f"{memory:.0f}"))
+    return "\n".join(table(("what stays softmax, one state", "ms a step", "tokens/s", "GiB"), lines))
 
 
 def coder() -> str:
@@ -142,11 +170,12 @@ def _trials() -> list[dict[str, Any]]:
 
 
 def _teacher() -> Entry:
-    return next(plan for plan in _load("heads_smollm2.json")["plans"] if plan["choice"] == "all")
+    """The teacher's needles, counted as those of trainings without a softmax layer."""
+    return {"needles": _counted(_load("digits_smollm2.json")["models"][0], "with the space")}
 
 
 def _tokens(trial: Entry) -> int:
-    return sum(stage["tokens"] for stage in trial["stages"])
+    return sum(stage["tokens"] for stage in trial.get("stages", ()))
 
 
 def _millions(trial: Entry) -> str:
@@ -192,6 +221,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "real-mixed": mixed,
     "real-first": first_page,
     "real-digits": digits,
+    "real-mixers": mixers,
+    "real-steps": steps,
     "real-coder": coder,
     "real-decoding": decoding,
 }

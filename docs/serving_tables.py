@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from docs.examples import ROOT
@@ -68,19 +69,20 @@ def requests() -> str:
     return "\n".join([*table(head, lines), "", f"{record['device']}, commit {record['commits']['requests']}."])
 
 
-def drafts() -> str:
+def drafts(machine: str) -> str:
     """Tokens a second of the coder and of its conversion, plain and with drafts."""
-    record = json.loads((ROOT / "benchmarks/real/drafts_cpu.json").read_text("utf-8"))
+    record = json.loads((ROOT / f"benchmarks/real/drafts_{machine}.json").read_text("utf-8"))
     lines, ways = [], list(dict.fromkeys(row["way"] for row in record["models"]["the teacher"]))
     for name, rows in record["models"].items():
         speeds = {(row["request"], row["way"]): f"{row['tokens_per_s']:.1f}" for row in rows}
         for request in dict.fromkeys(row["request"] for row in rows):
             lines.append((f"{name}, {request}", *(speeds[request, way] for way in ways)))
     equal, whole = (sum(row[key] for rows in record["models"].values() for row in rows) for key in ("equal", "of"))
+    device = f"{record['cores']} CPU cores" if record["device"] == "cpu" else record["device"]
     return "\n".join([
         *table(("tokens/s", *ways), lines),
         "",
-        f"{equal} of {whole} answers are those of the plain way, token by token. {record['cores']} CPU cores, "
+        f"{equal} of {whole} answers are those of the plain way, token by token. {device}, "
         f"{record['dtype']}, torch {record['torch']}, commit {record['commit'][:7]}.",
     ])  # fmt: skip
 
@@ -88,5 +90,6 @@ def drafts() -> str:
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "serving-layers": layers,
     "serving-requests": requests,
-    "serving-drafts": drafts,
+    "serving-drafts": partial(drafts, "cpu"),
+    "serving-drafts-gpu": partial(drafts, "h200"),
 }

@@ -99,7 +99,7 @@ def _step(shape: str, words: str, gpu: str, part: dict[str, Any]) -> tuple[str, 
 def two_gpus() -> str:
     """Stages on two GPUs beside one: tokens per second, memory of the fuller GPU, and how far losses are apart."""
     head = ("stage", "tokens/s: one, two", "gain", "memory of a GPU, GiB: one, two", "losses apart", "commit")
-    return "\n".join(table(head, [*_as_packaged(), *_sharded(), *_split()]))
+    return "\n".join(table(head, [*_as_packaged(), *_sharded(), *_split(), *_coder()]))
 
 
 def _as_packaged() -> Iterator[tuple[str, ...]]:
@@ -124,6 +124,13 @@ def _split() -> Iterator[tuple[str, ...]]:
     one, two = (record["parts"][f"layers-{processes}"] for processes in ("one", "two"))
     words, apart = "four layers of 8B, cross entropy, rows of 128K, `context_parallel: 2`", record["two_beside_one"]
     yield _beside(words, one, two, apart["layers"]["losses"], record["commit"])
+
+
+def _coder() -> Iterator[tuple[str, ...]]:
+    record = load("coder_rows")
+    one, two = (record["parts"][name] for name in ("uptrain", "uptrain-fsdp"))
+    words = "0.5B coder, 4 of 48 heads softmax, cross entropy, rows of 32K of real text, FSDP2, compiled"
+    yield _beside(words, one, two, record["losses_apart"]["uptrain-fsdp beside uptrain"], one["commit"])
 
 
 def _beside(words: str, one: dict[str, Any], two: dict[str, Any], apart: float, commit: str) -> tuple[str, ...]:

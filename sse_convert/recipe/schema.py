@@ -291,9 +291,9 @@ class Train:
     compile: Auto | bool = "auto"
     """torch.compile each decoder layer in kl and ce stages: a minute at first, then faster steps; auto: on GPUs, in
     stages long enough to pay for it, where no row is split"""
-    cuda_graphs: bool = False
-    """in kl stages on one GPU, launch forward and backward as one CUDA graph, for small models or few tokens; one more
-    set of activations in memory. Where that cannot be, the stage says why and goes on without"""
+    cuda_graphs: Auto | bool = "auto"
+    """in kl stages on one GPU, launch forward and backward as one CUDA graph; one more set of activations in memory.
+    auto: for narrow models, where passes still have enough rows. Where true cannot be, the stage says why"""
     validate_every: Auto | Tokens | None = "auto"
     """tokens between looks at `data.valid` while training: loss and KL, always on the same rows; auto: about 20 in a
     stage, over 2% of its tokens in all; null: none"""

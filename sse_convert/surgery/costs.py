@@ -340,7 +340,7 @@ class _Stages:
             lora_rank=train.lora_rank,
             bf16=train.mixed_precision != "no",
             checkpointing=checkpointing,
-            cuda_graphs=train.cuda_graphs,
+            cuda_graphs=train.cuda_graphs is True,
             compiled=compiles_layers(stage, train),
             shared=still_the_teachers(self._recipe.stages, stage),
         )

@@ -129,7 +129,7 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers,
         stage,
         lora_rank=train.lora_rank,
         bf16=train.mixed_precision != "no",
-        cuda_graphs=train.cuda_graphs,
+        cuda_graphs=train.cuda_graphs is True,
         compiled=compiles_layers(stage, train),
         shared=still_the_teachers(recipe.stages, stage),
     )

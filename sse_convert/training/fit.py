@@ -1,4 +1,4 @@
-"""What a stage leaves to the machine: rows of a pass, gradient checkpointing, compilation.
+"""What a stage leaves to the machine: rows of a pass, gradient checkpointing, compilation, CUDA graphs.
 
 Chosen before anything is loaded, from the estimate of `surgery/stage_memory.py` and the GPU's free memory, and kept in
 the work folder, so that a continued stage has the same passes. A step's means do not depend on them.
@@ -25,6 +25,8 @@ from sse_convert.training.stage_job import StageJob
 FILE = "chosen.json"
 ENOUGH_TOKENS = 8192
 """tokens of a pass that keep a GPU busy; where fewer fit, activations are computed twice and more rows fit"""
+NARROW = 1024
+"""width of a model from which steps no longer wait for launches; steps with graphs were measured below it alone"""
 
 
 def failures() -> tuple[type[Exception], ...]:
@@ -42,17 +44,20 @@ class Chosen:
     compile: bool
     processes: int
     """that it was chosen for"""
+    cuda_graphs: bool = False
 
     def applied(self, stage: Stage, train: Train) -> tuple[Stage, Train]:
         """Settings without `auto`."""
         twice = self.gradient_checkpointing
         settled = dc.replace(stage, micro_batch=self.micro_batch, gradient_checkpointing=twice)
-        return settled, dc.replace(train, compile=self.compile)
+        return settled, dc.replace(train, compile=self.compile, cuda_graphs=self.cuda_graphs)
 
     def line(self) -> str:
         """The choices for a person."""
         kept = "activations computed twice" if self.gradient_checkpointing else "activations kept"
-        return f"passes of {counted(self.micro_batch, 'row')}, {kept}, {'compiled' if self.compile else 'not compiled'}"
+        graphs = ", as CUDA graphs" if self.cuda_graphs else ""
+        compiled = "compiled" if self.compile else "not compiled"
+        return f"passes of {counted(self.micro_batch, 'row')}, {kept}, {compiled}{graphs}"
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -73,9 +78,16 @@ class Fit:
             return self._with_explicit(Chosen(**before))
         train, gpu = self.ready.train, self.ready.accelerator.device.type == "cuda"
         compiled = (gpu or train.compile != "auto") and compiles_layers(self.ready.stage, train)
-        rows, checkpointing = self._passes(compiled)
+        graphs = train.cuda_graphs is True or self._records(compiled)
+        rows, checkpointing = self._passes(compiled, graphs)
         return self._with_explicit(
-            Chosen(micro_batch=rows, gradient_checkpointing=checkpointing, compile=compiled, processes=processes)
+            Chosen(
+                micro_batch=rows,
+                gradient_checkpointing=checkpointing,
+                compile=compiled,
+                processes=processes,
+                cuda_graphs=graphs,
+            )
         )
 
     def otherwise(self, chosen: Chosen, error: BaseException) -> Chosen | None:
@@ -96,28 +108,45 @@ class Fit:
     def _with_explicit(self, chosen: Chosen) -> Chosen:
         stage, compiled = self.ready.stage, self.ready.train.compile
         rows, twice = stage.micro_batch, stage.gradient_checkpointing
+        graphs = self.ready.train.cuda_graphs
         return Chosen(
             micro_batch=chosen.micro_batch if rows == "auto" else rows,
             gradient_checkpointing=chosen.gradient_checkpointing if twice == "auto" else twice,
             compile=chosen.compile if compiled == "auto" else compiled,
             processes=chosen.processes,
+            cuda_graphs=chosen.cuda_graphs if graphs == "auto" else graphs,
         )
 
-    def _passes(self, compiled: bool) -> tuple[int, bool]:
+    def _records(self, compiled: bool) -> bool:
+        """Whether `auto` records passes: where launches are what a step waits for, and enough rows still fit."""
+        ready, stage, memory = self.ready, self.ready.stage, gpu_memory(self.ready.accelerator)
+        if memory is None or ready.train.cuda_graphs != "auto" or stage.gradient_checkpointing is True:
+            return False
+        if stage.loss != "kl" or stage.loss_mask != "all" or ready.accelerator.num_processes > 1:
+            return False
+        narrow = geometry_of(source_view(ready.files)).dims.hidden < NARROW
+        return narrow and self._most(False, compiled, True, *memory) >= max(1, self._wanted)
+
+    @property
+    def _wanted(self) -> int:
+        """Rows of a pass that keep a GPU busy, or those of the recipe."""
+        stage = self.ready.stage
+        length = stage.seq_len // stage.context_parallel
+        return stage.micro_batch if stage.micro_batch != "auto" else min(ENOUGH_TOKENS // length, self._rows)
+
+    def _passes(self, compiled: bool, graphs: bool) -> tuple[int, bool]:
         """Rows of a pass, and whether activations are computed twice: only where too few rows fit otherwise."""
         stage, memory = self.ready.stage, gpu_memory(self.ready.accelerator)
-        length, rows = stage.seq_len // stage.context_parallel, self._rows
         if memory is None:
-            return cpu_rows(length, rows), False
+            return cpu_rows(stage.seq_len // stage.context_parallel, self._rows), False
         asked = stage.gradient_checkpointing
         ways = [asked] if asked != "auto" else [False] if stage.loss == "layer_mse" else [False, True]
-        wanted = stage.micro_batch if stage.micro_batch != "auto" else min(ENOUGH_TOKENS // length, rows)
-        most = [self._most(way, compiled, *memory) for way in ways]
-        if most[0] >= max(1, wanted) or most[0] == most[-1] > 0:
+        most = [self._most(way, compiled, graphs, *memory) for way in ways]
+        if most[0] >= max(1, self._wanted) or most[0] == most[-1] > 0:
             return most[0], ways[0]
         return max(1, most[-1]), ways[-1]
 
-    def _most(self, checkpointing: bool, compiled: bool, gpu_bytes: int, free: int) -> int:
+    def _most(self, checkpointing: bool, compiled: bool, graphs: bool, gpu_bytes: int, free: int) -> int:
         ready, match, stage, train = self.ready, self.ready.match, self.ready.stage, self.ready.train
         estimate = stage_memory(
             geometry_of(source_view(ready.files)),
@@ -126,7 +155,7 @@ class Fit:
             lora_rank=train.lora_rank,
             bf16=ready.accelerator.mixed_precision != "no",
             checkpointing=checkpointing,
-            cuda_graphs=train.cuda_graphs,
+            cuda_graphs=graphs,
             compiled=compiled,
             shared=still_the_teachers(ready.job.recipe.stages, stage),
         )

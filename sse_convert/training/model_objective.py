@@ -97,7 +97,7 @@ class WholeModel(Objective):
             fused=accelerator.device.type == "cuda",
         )
         self.parts = [Part("model", *prepared(loss, optimizer, accelerator), rates)]
-        self._recorded = self._recorder(stage) if train.cuda_graphs else None
+        self._recorded = self._recorder(stage) if train.cuda_graphs is True else None
 
     def count(self, batch: Batch) -> int:
         """Tokens that the loss is averaged over: those that predict something, or all."""

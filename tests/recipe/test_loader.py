@@ -59,7 +59,7 @@ def test_all_problems_at_once_in_order_with_lines(tmp_path):
   line 12: stages.1.tokens: expected a whole number such as 4096, 4K or 100M, got text '1e6' \
 (YAML reads 1e6 as text; write the number out, or use K, M or B)
   line 12: stages.1.lr.rests: unknown key; did you mean 'rest'?
-  line 13: train.cuda_graphs: expected true or false, got number 1
+  line 13: train.cuda_graphs: expected auto or true or false, got number 1
   line 14: export.dir: expected text, got number 3; put it in quotes
 fix: `sse-convert recipes schema` describes every key, `sse-convert recipes show NAME` prints a working recipe"""
     )

@@ -40,13 +40,13 @@ def fitted(make, converted, tmp_path, monkeypatch):
     return build
 
 
-def needed(own, rows, *, checkpointing, bf16=False):
+def needed(own, rows, *, checkpointing, bf16=False, cuda_graphs=False):
     """Bytes that must be free for a pass of these rows."""
     ready = own.ready
     mixers = [ready.match.mixers.get(name) for name in ready.match.names]
     geometry = geometry_of(fit.source_view(ready.files))
     shared = fit.still_the_teachers(ready.job.recipe.stages, ready.stage)
-    how = {"bf16": bf16, "checkpointing": checkpointing, "cuda_graphs": False, "shared": shared}
+    how = {"bf16": bf16, "checkpointing": checkpointing, "cuda_graphs": cuda_graphs, "shared": shared}
     estimate = stage_memory(geometry, mixers, ready.stage, lora_rank=ready.train.lora_rank, **how)
     return estimate.total(ready.stage.seq_len, rows, 1 << 30) / USABLE
 
@@ -76,12 +76,36 @@ def test_activations_are_computed_twice_only_where_too_few_rows_fit(fitted, monk
     assert fitted(1000, "align").choose(None).gradient_checkpointing is False
 
 
+@pytest.mark.parametrize("narrow", [True, False])
+def test_graphs_are_recorded_where_they_leave_room_for_enough_rows(fitted, monkeypatch, narrow):
+    """Narrow models wait for launches. A recording takes a second set of activations."""
+    monkeypatch.setattr(fit, "ENOUGH_TOKENS", 64)  # two rows
+    monkeypatch.setattr(fit, "NARROW", 1024 if narrow else 1)
+    two = needed(fitted(stage="distill"), 2, checkpointing=False, cuda_graphs=True) + 1
+    chosen = fitted(two, "distill").choose(None)
+    assert (chosen.cuda_graphs, chosen.gradient_checkpointing) == (narrow, False)
+    assert chosen.micro_batch >= 2
+    assert fitted(two - 2, "distill").choose(None).cuda_graphs is False
+    for settings in ({"stage": "uptrain"}, {"stage": "distill", "gradient_checkpointing": True}):
+        assert fitted(two, **settings).choose(None).cuda_graphs is False
+    assert fitted(stage="distill").choose(None).cuda_graphs is False, "on a CPU"
+    assert fitted(two, "distill", train={"cuda_graphs": False}).choose(None).cuda_graphs is False
+    assert fitted(1000, "distill", train={"cuda_graphs": True}).choose(None).cuda_graphs is True, (
+        "the stage says why not"
+    )
+
+
+def test_a_stage_that_began_without_graphs_goes_on_without(fitted):
+    before = {"micro_batch": 2, "gradient_checkpointing": False, "compile": False, "processes": 1}
+    assert fitted(1 << 30, "distill").choose(before).cuda_graphs is False
+
+
 def test_what_exists_once_leaves_room_for_rows(fitted, monkeypatch):
     monkeypatch.setattr(fit, "ENOUGH_TOKENS", 1)
 
     def own(free=None, *, shared):
         monkeypatch.setattr(fit, "still_the_teachers", lambda *_: shared)
-        ready = fitted(free, "distill", train={"mixed_precision": "bf16"}).ready
+        ready = fitted(free, "distill", train={"mixed_precision": "bf16", "cuda_graphs": False}).ready
         return Fit(dc.replace(ready, stage=dc.replace(ready.stage, train="mixers")))
 
     free = needed(own(shared=True), 16, checkpointing=False, bf16=True) + 1
