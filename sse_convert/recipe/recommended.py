@@ -1,7 +1,7 @@
 """The best known recipe for a model of any size: a measured one, and the rule that scales it.
 
-    what stays      a tenth of the heads, where layers have three or more key-value heads, otherwise a quarter of the
-                    layers; chosen before training (`ModelSizes.measured`)
+    what stays      a tenth of the heads, where layers have three or more key-value heads, a quarter where they have
+                    two, otherwise a quarter of the layers; chosen before training (`ModelSizes.measured`)
     rates           those of the measured recipe, times its width over the model's (`RATE_POWER`); beside heads they
                     only fall; in smaller steps times the root of the step over the measured one
     tokens          as many per parameter as the measured recipe had, or as its rule says, at most 600M and 200M
@@ -36,8 +36,6 @@ MIXER = "sse+sliding"
 STATE_HEADS: Literal["kv"] = "kv"
 """beside whole layers; that measured recipe has a state for each query head, which was level in one layer and takes
 more memory"""
-HEADS_OF_A_LAYER = 3
-"""key-value heads from which on single ones are kept (page *A real model*)"""
 NEEDLE_ROW = 512
 """tokens of a row, below which nothing is planted"""
 
@@ -76,7 +74,9 @@ LAYERS = Measured(name="teacher-qwen3-32m", width=512, per_parameter=(3, 1), sel
 HEADS = Measured(
     name="smollm2-135m-heads", width=576, per_parameter=(0.104, 0.0446), select={"keep": "10%", "by": "heads"}
 )
-"""single heads"""
+"""single heads, where layers have three or more"""
+HEADS_OF_TWO = dc.replace(HEADS, select={"keep": "25%", "by": "heads"})
+"""the same where layers have two, of which fewer can be spared (page *A real model*)"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,9 +95,9 @@ class ModelSizes:
 
     @property
     def measured(self) -> Measured:
-        """What stands for the model: heads where every layer with full attention has enough of them to choose from."""
-        found = [heads for heads, full in zip(self.heads, self.full, strict=True) if full]
-        return HEADS if min(found, default=0) >= HEADS_OF_A_LAYER else LAYERS
+        """What stands for the model: heads where every layer with full attention has several to choose from."""
+        fewest = min((heads for heads, full in zip(self.heads, self.full, strict=True) if full), default=0)
+        return LAYERS if fewest < 2 else HEADS_OF_TWO if fewest == 2 else HEADS
 
 
 def scaled_rates(

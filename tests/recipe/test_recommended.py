@@ -13,6 +13,7 @@ from sse_convert.mixers import changed_settings
 from sse_convert.recipe.presets import preset_path
 from sse_convert.recipe.recommended import (
     HEADS,
+    HEADS_OF_TWO,
     LAYERS,
     NEEDLE_ROW,
     ModelSizes,
@@ -43,13 +44,14 @@ def sizes(parameters=134_515_008, width=576, positions=8192, heads=(3, 3), full=
     [
         ((3, 3), (True, True), HEADS),
         ((8, 8), (True, True), HEADS),
-        ((2, 2), (True, True), LAYERS),
+        ((2, 2), (True, True), HEADS_OF_TWO),
+        ((1, 1), (True, True), LAYERS),
         ((0, 0), (True, True), LAYERS),  # refused for full_heads
-        ((8, 2), (True, True), LAYERS),
+        ((8, 2), (True, True), HEADS_OF_TWO),
         ((0, 4), (False, True), HEADS),  # windows of the model's own stay
     ],
 )
-def test_heads_are_kept_where_layers_have_three_or_more(heads, full, expected):
+def test_heads_are_kept_where_layers_have_several(heads, full, expected):
     assert sizes(heads=heads, full=full).measured is expected
 
 
@@ -105,7 +107,7 @@ def test_rows_have_room_for_their_needles(shortest, keys):
 
 def test_weights_are_trained_as_measured_or_converted_layers_alone():
     assert may_train_all(sizes())
-    assert not may_train_all(sizes(heads=(2, 2)))
+    assert not may_train_all(sizes(heads=(1, 1)))
     for stage in recommended_stages(sizes()):
         assert stage["train"] == "mixers"
         assert "rest" not in stage["lr"]
@@ -123,7 +125,7 @@ def test_rows_and_budgets():
     assert row_lengths(8192) == (2048, 8192)
     assert row_lengths(2048) == (512, 2048)
     assert budgets(sizes(30_000_000_000)) == (600_000_000, 200_000_000)
-    assert budgets(sizes(134_515_008, heads=(2, 2))) == (400_000_000, 130_000_000)
+    assert budgets(sizes(134_515_008, heads=(1, 1))) == (400_000_000, 130_000_000)
     assert budgets(sizes(134_515_008)) == (14_000_000, 6_000_000)
 
 
@@ -132,7 +134,7 @@ def test_a_tiny_model_trains_a_step_at_least():
     assert all(stage["tokens"] >= stage["batch_tokens"] for stage in stages)
 
 
-@pytest.mark.parametrize(("heads", "shortest"), [((2, 2), 2048), ((3, 3), NEEDLE_ROW // 2)])
+@pytest.mark.parametrize(("heads", "shortest"), [((1, 1), 2048), ((3, 3), NEEDLE_ROW // 2)])
 def test_nothing_is_planted_beside_whole_layers_or_in_rows_too_short(heads, shortest):
     assert recommended_needles(sizes(heads=heads), shortest) == {}
 
