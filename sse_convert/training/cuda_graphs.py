@@ -53,7 +53,7 @@ def unrecordable(accelerator: Accelerator, student: Any, stage: Stage) -> str | 
     reasons = {
         "there is no CUDA device": accelerator.device.type != "cuda",
         "a loss of ce picks its targets": stage.loss == "ce",
-        "loss_mask picks its tokens": stage.loss_mask != "all",
+        "loss_mask picks its tokens, and the head has a bias": stage.loss_mask != "all" and _has_bias(student),
         "data-parallel wrappers exchange gradients": accelerator.distributed_type != DistributedType.NO,
         "gradient_checkpointing repeats forwards": stage.gradient_checkpointing is True,
         "each pass drops out other values": _drops_out(student),
@@ -64,6 +64,11 @@ def unrecordable(accelerator: Accelerator, student: Any, stage: Stage) -> str | 
         ),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _has_bias(student: Any) -> bool:
+    """Whether logits of zeros are not zeros, by which a recording leaves tokens out."""
+    return getattr(student.get_output_embeddings(), "bias", None) is not None
 
 
 def rope_type(config: Any) -> str:

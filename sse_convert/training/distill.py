@@ -31,13 +31,17 @@ class DistillLoss(nn.Module):
         student: the converted model.
         teacher: what it learns from.
         picks: only tokens that have targets count.
+
+    Attributes:
+        recorded: in passes whose sizes are fixed. Nothing is taken out then: what does not count is zeros for both
+            models, whose logits are zeros.
     """
 
     def __init__(self, student: PreTrainedModel, teacher: Frozen, *, picks: bool = False) -> None:
         super().__init__()
         self.student = student
         self._teacher = (teacher,)
-        self._picks = picks
+        self._picks, self.recorded = picks, False
 
     def forward(
         self,
@@ -60,7 +64,11 @@ class DistillLoss(nn.Module):
         flat, told, known = hidden.flatten(0, 1), told.flatten(0, 1), None if answers is None else answers.flatten()
         if self._picks:
             kept = targets.flatten() != IGNORED
-            flat, told, known = flat[kept], told[kept], None if known is None else known[kept]
+            if self.recorded:
+                flat, told = (states.masked_fill(~kept[:, None], 0) for states in (flat, told))
+                known = None if known is None else known.masked_fill(~kept, IGNORED)
+            else:
+                flat, told, known = flat[kept], told[kept], None if known is None else known[kept]
         return {"loss": linear_kl(flat, head, told, teacher_head, known), "balance": balance}
 
 
@@ -90,5 +98,6 @@ class Distill(WholeModel):
         frozen = frozen_teacher(teacher, accelerator, decoder_layers(teacher))
         loss = DistillLoss(student.model, frozen, picks=stage.loss_mask != "all")
         super().__init__(accelerator, student, loss, stage, train)
+        loss.recorded = self._recorded is not None
         if not is_sharded(accelerator):
             share(student.model, teacher)

@@ -122,7 +122,7 @@ class Fit:
         ready, stage, memory = self.ready, self.ready.stage, gpu_memory(self.ready.accelerator)
         if memory is None or ready.train.cuda_graphs != "auto" or stage.gradient_checkpointing is True:
             return False
-        if stage.loss != "kl" or stage.loss_mask != "all" or ready.accelerator.num_processes > 1:
+        if stage.loss != "kl" or ready.accelerator.num_processes > 1:
             return False
         narrow = geometry_of(source_view(ready.files)).dims.hidden < NARROW
         return narrow and self._most(False, compiled, True, *memory) >= max(1, self._wanted)

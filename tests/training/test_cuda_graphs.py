@@ -1,5 +1,6 @@
 """Passes replayed as a CUDA graph train to the bit as plain ones; a stand-in for the GPU runs again what it took."""
 
+import json
 import weakref
 from types import SimpleNamespace
 
@@ -123,6 +124,26 @@ def test_replayed_passes_train_as_plain_ones(train, recipe_with, player, plain, 
     assert player[0].owner() is None, "what was recorded outlives its stage"
 
 
+def test_tokens_that_do_not_count_have_no_part_in_a_recording(make, train, player, tmp_path):
+    """A graph's sizes are fixed, so it takes nothing out of a row: what does not count is the same for both models."""
+    chats = [
+        {"messages": [{"role": role, "content": make_text(12, seed=i)} for role in ("user", "assistant")]}
+        for i in range(40)
+    ]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    data = {"train": [{"path": str(tmp_path / "chats.jsonl"), "kind": "chat"}]}
+    records = []
+    for graphs in (False, True):
+        settings = {**SETTINGS, "loss_mask": "assistant"}
+        recipe = make(("distill", settings), data=data, train={"cuda_graphs": graphs})
+        folder, _ = train("distill", f"graphs-{graphs}", recipe=recipe)
+        records.append(read(folder / "metrics.jsonl"))
+    assert player[0].replays > 20
+    for name in ("loss", "grad_norm", "tokens"):
+        plain, recorded = ([record[name] for record in every] for every in records)
+        assert recorded == pytest.approx(plain, rel=1e-4)
+
+
 @pytest.mark.parametrize("fault", ["cannot", "other error", "wrong", "wrong later"])
 def test_what_cannot_be_recorded_goes_on_without(train, recipe_with, player, plain, monkeypatch, capsys, fault):
     real = Player.record
@@ -196,7 +217,8 @@ def test_a_machine_without_a_gpu_says_so_and_trains(train, recipe_with, plain, c
         ({"distributed_type": DistributedType.MULTI_GPU}, "data-parallel"),
         ({"gradient_checkpointing": True}, "gradient_checkpointing"),
         ({"loss": "ce"}, "ce"),
-        ({"loss_mask": "assistant"}, "loss_mask picks"),
+        ({"loss_mask": "assistant"}, None),
+        ({"loss_mask": "assistant", "bias": torch.zeros(4)}, "loss_mask picks"),
         ({"attention_dropout": 0.1}, "drops out"),
         ({"modules": lambda: [torch.nn.Dropout(0.1)]}, "drops out"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type longrope"),
@@ -211,10 +233,11 @@ def test_why_a_stage_is_not_recorded(change, why):
         device=torch.device("cuda"), distributed_type=DistributedType.NO, mixed_precision="bf16", loss="kl",
         loss_mask="all", gradient_checkpointing=False, balance="aux_loss", attention_dropout=0.0, backend="auto",
         rope_parameters={"rope_type": "yarn"}, model_type="sse_llama", modules=lambda: [torch.nn.Dropout(0.0)],
-        trains_on_torch=lambda device: None,
+        trains_on_torch=lambda device: None, bias=None,
     )  # fmt: skip
     everything.sse_layers = lambda: {0: everything}
     everything.mixer = everything.config = everything
+    everything.get_output_embeddings = lambda: everything
     vars(everything).update(change)
     reason = unrecordable(everything, everything, everything)
     assert reason is None if why is None else why in reason
