@@ -45,6 +45,7 @@ from sse_convert.modeling.window.window_branch import attention_layer
 from sse_convert.recipe import Recipe, recipe_hash
 from sse_convert.report import FieldsReport, counted, table
 from sse_convert.surgery.compatibility import calibration_problems, match_recipe
+from sse_convert.surgery.cpu_speed import fast_in_bfloat16
 from sse_convert.surgery.guessing_teacher import guesses_of
 from sse_convert.surgery.job import Job
 
@@ -220,7 +221,8 @@ def _bounds(values: Tensor) -> tuple[float, float]:
 
 
 def load_as_teacher(view: Teacher) -> PreTrainedModel:
-    """The source model of a converted, untrained checkpoint: its teacher, loaded from the same shards.
+    """The source model of a converted, untrained checkpoint: its teacher, loaded from the same shards, in float32 on a
+    CPU that is slow in bfloat16.
 
     Args:
         view: the checkpoint seen as its source (`source_view`).
@@ -231,7 +233,9 @@ def load_as_teacher(view: Teacher) -> PreTrainedModel:
     members = {"__module__": source.__module__, "_keys_to_ignore_on_load_unexpected": ignored}
     cls: Any = type(source.__name__, (source,), members)
     with progress("loading the teacher", 1):
-        model: PreTrainedModel = cls.from_pretrained(view.files.folder, config=view.config, dtype="auto")
+        stored = pick_device().type != "cpu" or fast_in_bfloat16()
+        dtype = "auto" if stored else torch.float32
+        model: PreTrainedModel = cls.from_pretrained(view.files.folder, config=view.config, dtype=dtype)
     require_finite(model, view.files.name)
     return model.requires_grad_(False)
 

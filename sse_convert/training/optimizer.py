@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from sse_convert.checkpoints.teacher import is_new_tensor
 from sse_convert.errors import TrainingError
 from sse_convert.recipe.schema import LearningRates, Stage
+from sse_convert.surgery.cpu_speed import fast_in_bfloat16
 
 BETAS = (0.9, 0.95)
 """AdamW's"""
@@ -66,7 +67,7 @@ class StackedMuon(torch.optim.Muon):
 
 
 def orthogonal(x_NAB: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """Each matrix with its singular values brought near one, bfloat16 [N, A, B].
+    """Each matrix with its singular values brought near one, bfloat16 [N, A, B]; float32 on a CPU that is slow in that.
 
     Newton-Schulz: X <- a X + (b G + c G^2) X with G = X X^T, from X / |X|. Five steps with torch's coefficients bring
     singular values to 0.7 to 1.2, which is near enough.
@@ -79,7 +80,9 @@ def orthogonal(x_NAB: Tensor, coefficients: tuple[float, float, float], steps: i
     """
     a, b, c = coefficients
     wide = x_NAB.shape[1] <= x_NAB.shape[2]
-    x = x_NAB.bfloat16() if wide else x_NAB.bfloat16().mT
+    low = x_NAB.device.type != "cpu" or fast_in_bfloat16()
+    x = x_NAB.to(torch.bfloat16 if low else torch.float32)
+    x = x if wide else x.mT
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(eps)
     for _ in range(steps):
         gram = x @ x.mT

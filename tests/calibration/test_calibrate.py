@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sse_convert.calibration import calibrate
 from sse_convert.calibration.attention_statistics import Collector, LayerStatistics
 from sse_convert.calibration.calibrate import calibrate_checkpoint, load_as_teacher
 from sse_convert.calibration.initial_values import (
@@ -217,6 +218,18 @@ def test_the_source_model_loads_from_a_converted_checkpoint(tmp_path, model_type
     with torch.no_grad():
         assert torch.equal(model(tokens()).logits, plain(tokens()).logits)
     assert "UNEXPECTED" not in caplog.text
+
+
+@pytest.mark.parametrize(("fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_cpu_without_units_for_bfloat16_measures_in_float32(tmp_path, monkeypatch, fast, dtype):
+    """It took eight times as long in the other; what is written has the checkpoint's dtype."""
+    monkeypatch.setattr(calibrate, "fast_in_bfloat16", lambda: fast)
+    tiny_source("llama").to(torch.bfloat16).save_pretrained(tmp_path / "teacher")
+    convert_checkpoint(Job.of(recipe(tmp_path / "teacher")), tmp_path / "converted")
+    files = open_checkpoint(tmp_path / "converted")
+    assert load_as_teacher(source_view(files)).dtype == dtype
+    calibrate_checkpoint(Job.of(recipe(tmp_path / "teacher")), files.folder, tmp_path / "out", rows=batches())
+    assert load_pretrained(tmp_path / "out", dtype=None).dtype == torch.bfloat16
 
 
 def test_from_text_on_the_command_line(made, tmp_path, capsys):
