@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 import sse_convert
-from sse_convert.calibration import calibrate_model
+from sse_convert.calibration import calibrate, calibrate_model
 from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.errors import DataError, UsageError
 from sse_convert.modeling.auto import load_pretrained
@@ -38,9 +38,10 @@ def hybrid(model_type: str = "llama") -> Any:
     ],
 )
 def test_it_sets_what_the_command_sets(
-    model_type: str, mixer: dict[str, Any], dtype: torch.dtype, tmp_path: Path
+    model_type: str, mixer: dict[str, Any], dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit, on the same rows."""
+    """To the bit, on the same rows, where the command has the model's dtype as well."""
+    monkeypatch.setattr(calibrate, "fast_in_bfloat16", lambda: True)
     folder, kind = save_teacher(tiny_source(model_type, dtype=dtype), tmp_path / "teacher"), mixer["kind"]
     settings = {"layers": {"pattern": [kind], "keep": [0]}, "calibrate": {"rows": 3, "seq_len": 24}}
     made = recipe_from_dict({**recipe_data(folder, **settings), "mixers": {kind: mixer}})
