@@ -14,7 +14,7 @@ from sse_convert.checkpoints.config_only import open_for_planning
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.errors import UsageError
 from sse_convert.files import write_text
-from sse_convert.mixers import FULL, Mixer
+from sse_convert.mixers import FULL
 from sse_convert.recipe import Recipe, recipe_from_dict, resolve
 from sse_convert.recipe.choosing import draft_recipe
 from sse_convert.recipe.presets import recipe_target
@@ -33,10 +33,8 @@ from sse_convert.recipe.recommended import (
     recommended_stages,
 )
 from sse_convert.report import TextReport, counted, time_in_words
-from sse_convert.surgery.budget import forward_flops
 from sse_convert.surgery.costs import Way, way_on
 from sse_convert.surgery.costs_report import fewest_gpus, gpus_in_words, least_memory
-from sse_convert.surgery.cpu_speed import forward_flops_per_second
 from sse_convert.surgery.geometry import geometry_of
 from sse_convert.surgery.job import Job
 from sse_convert.surgery.memory import GIB, USABLE
@@ -62,8 +60,6 @@ CPU_EVAL = {"tokens": 8192, "samples": 20}
 """tokens and needles of each length that are measured, on a GPU and on a CPU"""
 TRAINED_BYTES = 12
 """of a parameter where converted layers alone are trained, about: student, teacher, gradients and moments in float32"""
-CALIBRATION = 10
-"""passes that take as long as calibration does: two with all weights of attention written out, in rows of 2K"""
 USUAL_GIB = 80
 """of one GPU, which must hold all weights in training where a recipe for any machine is to train them"""
 
@@ -160,20 +156,15 @@ def _on_cpu(wanted: Wanted, teacher: Teacher, cpu: Cpu) -> NewRecipe:
 
 
 def _in_time(wanted: Wanted, teacher: Teacher, shape: _Shape) -> NewRecipe:
-    sizes, geometry = sizes_of(teacher), geometry_of(teacher)
+    sizes = sizes_of(teacher)
     known = 1.0 if wanted.hours is None else sum(MOST_TOKENS) / sum(budgets(sizes))
     most = _most_share(wanted, sizes, known)
-    plain: list[Mixer | None] = [None] * geometry.layers
-    draft, drafted = _plan(_data(wanted, sizes, shape, most, CPU_EVAL), wanted, teacher, cpu=True)
+    _, drafted = _plan(_data(wanted, sizes, shape, most, CPU_EVAL), wanted, teacher, cpu=True)
     choice = drafted.choice
     assert choice is not None
-    assert draft.eval.needle is not None
-    read = 2 * sum(draft.eval.tokens + draft.eval.needle.samples * length for length in draft.eval.lengths)
-    read += CALIBRATION * draft.calibrate.rows * draft.calibrate.seq_len
-    measuring = read * forward_flops(geometry, plain, CPU_ROW) / forward_flops_per_second(torch.float32) / 3600
     pace = Pace(
         tokens=tuple((stage.cpu_hours or 0.0) / stage.tokens for stage in drafted.stages),
-        beside=(choice.cpu_hours or 0.0) + measuring,
+        beside=(choice.cpu_hours or 0.0) + (drafted.cpu_beside_hours or 0.0),
     )
     share = fitted_share(pace, wanted.hours or CPU_HOURS, lambda share: _stages(sizes, shape, share), most)
     data = _data(wanted, sizes, shape, share, CPU_EVAL)

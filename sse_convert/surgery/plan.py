@@ -33,6 +33,9 @@ from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextS
 from sse_convert.surgery.speed import nearest_speed, training_flops
 from sse_convert.surgery.stage_memory import compiles_layers, stage_memory, still_the_teachers, trained_parameters
 
+CALIBRATION = 10
+"""passes that take as long as calibration does: two with all weights of attention written out, in rows of 2K"""
+
 
 def make_plan(job: Job, *, cpu: bool = False) -> Plan:
     """Plan a recipe.
@@ -79,6 +82,7 @@ def make_plan(job: Job, *, cpu: bool = False) -> Plan:
         ],
         break_even=budget.break_even(geometry, by_layer),
         stages=[_stage_row(recipe, stage, geometry, by_layer, cpu=cpu) for stage in recipe.stages],
+        cpu_beside_hours=_cpu_beside(recipe, geometry) if cpu else None,
         costs=costs_of(recipe, teacher, geometry, mixers, by_layer, added),
         next_step=_next_step(recipe, teacher),
         notes=_notes(recipe, teacher, names, by_layer),
@@ -151,6 +155,18 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers,
             str(gib): {"plain": plain.longest(gib), "checkpointing": checkpointed.longest(gib)} for gib in GPU_GIB
         },
     )
+
+
+def _cpu_beside(recipe: Recipe, geometry: Geometry) -> float:
+    """Hours of this machine's CPU for calibrating and measuring, teacher and hybrid."""
+    own, needle, wanted = recipe.calibrate, recipe.eval.needle, recipe.eval.tokens
+    samples = 0 if needle is None else needle.samples
+    read = [(2 * wanted, length) for length in recipe.eval.lengths if wanted]
+    read += [(2 * samples * length, length) for length in (() if needle is None else needle.lengths)]
+    read += [(CALIBRATION * own.rows * own.seq_len, own.seq_len)] * own.enabled
+    plain: Mixers = [None] * geometry.layers
+    flops = sum(tokens * budget.forward_flops(geometry, plain, length) for tokens, length in read)
+    return flops / forward_flops_per_second(torch.float32) / 3600
 
 
 def _cpu_bytes(stage: Stage, memory: Callable[..., StageMemory], *, low: bool) -> int:

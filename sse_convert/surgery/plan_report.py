@@ -137,6 +137,8 @@ class Plan:
     break_even: int | None
     """shortest length from which the hybrid's cache is no larger than the teacher's"""
     stages: list[StageRow]
+    cpu_beside_hours: float | None
+    """of this machine's CPU, for calibrating and measuring; None where it is to run on GPUs"""
     costs: Costs
     """memory by way of launching, GPU hours, disk, download"""
     notes: list[str]
@@ -292,10 +294,17 @@ class Plan:
 
     def _cpu_lines(self) -> list[str]:
         """The same of this machine, without a GPU."""
+        if self.cpu_beside_hours is None:
+            return []
+        beside, chosen = self.cpu_beside_hours, 0.0 if self.choice is None else self.choice.cpu_hours or 0.0
+        whole = beside + chosen + sum(row.cpu_hours or 0.0 for row in self.stages)
         return [
-            f"{row.name} without a GPU: {row.cpu_bytes / GIB:.1f} GiB, {_about(row.cpu_hours)} on this CPU"
-            for row in self.stages
-            if row.cpu_bytes is not None and row.cpu_hours is not None
+            *(
+                f"{row.name} without a GPU: {row.cpu_bytes / GIB:.1f} GiB, {_about(row.cpu_hours)} on this CPU"
+                for row in self.stages
+                if row.cpu_bytes is not None and row.cpu_hours is not None
+            ),
+            f"calibrating and measuring without a GPU: {_about(beside)}; in all {_about(whole)}",
         ]
 
 

@@ -7,6 +7,7 @@ import torch
 
 from sse_convert.recipe import load_recipe
 from sse_convert.recipe.choosing import TRIES, probe_rows
+from sse_convert.report import time_in_words
 from sse_convert.selection import from_recipe
 from sse_convert.surgery.budget import forward_flops
 from sse_convert.surgery.choice_cost import CPU_FLOPS, choice_effort, cpu_hours
@@ -54,12 +55,23 @@ def test_a_small_choice_is_whole_on_a_cpu():
 
 
 def test_a_plan_on_a_cpu_tells_its_time(monkeypatch):
-    monkeypatch.setattr("sse_convert.surgery.choice_cost.forward_flops_per_second", lambda dtype: 1e11)
+    """That of choosing, calibrating and measuring too."""
+    for name in ("choice_cost", "plan"):
+        monkeypatch.setattr(f"sse_convert.surgery.{name}.forward_flops_per_second", lambda dtype: 1e11)
     teacher = teacher_from_config(model_config("smollm2-135m"), "X/Y")
-    choice = make_plan(Job.of(load_recipe("smollm2-135m"), lambda *_: teacher), cpu=True).choice
+
+    def planned(*changes, cpu=True):
+        return make_plan(Job.of(load_recipe("smollm2-135m", changes), lambda *_: teacher), cpu=cpu)
+
+    plan, choice = planned(), planned().choice
     assert choice.cpu_hours == pytest.approx(choice.flops / 1e11 / 3600)
     assert "min on this CPU" in choice.line()
-    assert make_plan(Job.of(load_recipe("smollm2-135m"), lambda *_: teacher)).choice.cpu_hours is None
+    (line,) = (line for line in plan.lines() if line.startswith("calibrating and measuring without a GPU: about "))
+    whole = plan.cpu_beside_hours + choice.cpu_hours + sum(stage.cpu_hours for stage in plan.stages)
+    assert line.endswith(f"; in all about {time_in_words(whole)}")
+    plain = planned("calibrate.enabled=false").cpu_beside_hours
+    assert 0 < planned("calibrate.enabled=false", "eval.tokens=1024").cpu_beside_hours < plain < plan.cpu_beside_hours
+    assert planned(cpu=False).choice.cpu_hours is planned(cpu=False).cpu_beside_hours is None
 
 
 @pytest.mark.parametrize(("device", "light"), [("cpu", True), ("meta", False)])
