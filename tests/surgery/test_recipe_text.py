@@ -111,7 +111,7 @@ MACHINES = ((False, None, None), (True, None, None), (True, CPU, None), (False, 
 def test_run_accepts_what_is_written(monkeypatch, kind, held_out, cpu, hours):
     """Every stage reads rows of it with a token to predict, and evaluation its own."""
     monkeypatch.setattr(module, "cpu_of", lambda *_: cpu)
-    for name in ("choice_cost", "plan", "new_recipe"):
+    for name in ("choice_cost", "plan"):
         monkeypatch.setattr(f"sse_convert.surgery.{name}.forward_flops_per_second", lambda dtype: 1e11)
     model = teacher(APPENDS)
     files = [write(name, of) for name, of in KINDS[kind]]
