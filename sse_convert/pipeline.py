@@ -4,8 +4,7 @@ Finished steps are skipped.
 
 Each step has a folder `<export.dir>.stages/NN-name` with a stage.json that holds all inputs of the step and the hash of
 the step before it. A step whose inputs changed is refused, with the keys that changed; the export, from which nothing
-is made, is made anew. Where a recipe has gained or
-lost a step, what earlier runs made from there on is set aside.
+is made, is made anew. Where a recipe has gained or lost a step, what earlier runs made from there on is set aside.
 
 A recipe's way from the command line to the training loop, each the caller of the next:
 

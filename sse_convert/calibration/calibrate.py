@@ -233,8 +233,7 @@ def load_as_teacher(view: Teacher) -> PreTrainedModel:
     members = {"__module__": source.__module__, "_keys_to_ignore_on_load_unexpected": ignored}
     cls: Any = type(source.__name__, (source,), members)
     with progress("loading the teacher", 1):
-        stored = pick_device().type != "cpu" or fast_in_bfloat16()
-        dtype = "auto" if stored else torch.float32
+        dtype = "auto" if fast_in_bfloat16(pick_device()) else torch.float32
         model: PreTrainedModel = cls.from_pretrained(view.files.folder, config=view.config, dtype=dtype)
     require_finite(model, view.files.name)
     return model.requires_grad_(False)

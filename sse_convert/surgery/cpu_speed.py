@@ -9,6 +9,7 @@ import torch
 REACHED = 0.6
 """of the speed of large products, by a model's forward pass; SmolLM2 on two cores reaches 0.5 to 0.7"""
 _SHAPE = 512, 1024, 2048
+_CPU = torch.device("cpu")
 
 
 def cpu_alone() -> bool:
@@ -18,9 +19,11 @@ def cpu_alone() -> bool:
     return pick_device(None).type == "cpu"
 
 
-def fast_in_bfloat16() -> bool:
-    """Whether the CPU has units for products in bfloat16, as far as this torch tells; without them it is slower there
-    than in float32."""
+def fast_in_bfloat16(device: torch.device = _CPU) -> bool:
+    """Whether a device has units for products in bfloat16, as GPUs do, and a CPU as far as this torch tells; without
+    them it is slower there than in float32."""
+    if device.type != "cpu":
+        return True
     told: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(told.get("amx_bf16"))
 

@@ -80,8 +80,7 @@ def orthogonal(x_NAB: Tensor, coefficients: tuple[float, float, float], steps: i
     """
     a, b, c = coefficients
     wide = x_NAB.shape[1] <= x_NAB.shape[2]
-    low = x_NAB.device.type != "cpu" or fast_in_bfloat16()
-    x = x_NAB.to(torch.bfloat16 if low else torch.float32)
+    x = x_NAB.to(torch.bfloat16 if fast_in_bfloat16(x_NAB.device) else torch.float32)
     x = x if wide else x.mT
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(eps)
     for _ in range(steps):

@@ -223,7 +223,7 @@ def test_the_source_model_loads_from_a_converted_checkpoint(tmp_path, model_type
 @pytest.mark.parametrize(("fast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_a_cpu_without_units_for_bfloat16_measures_in_float32(tmp_path, monkeypatch, fast, dtype):
     """It took eight times as long in the other; what is written has the checkpoint's dtype."""
-    monkeypatch.setattr(calibrate, "fast_in_bfloat16", lambda: fast)
+    monkeypatch.setattr(calibrate, "fast_in_bfloat16", lambda device: fast)
     tiny_source("llama").to(torch.bfloat16).save_pretrained(tmp_path / "teacher")
     convert_checkpoint(Job.of(recipe(tmp_path / "teacher")), tmp_path / "converted")
     files = open_checkpoint(tmp_path / "converted")

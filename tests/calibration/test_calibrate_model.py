@@ -41,7 +41,7 @@ def test_it_sets_what_the_command_sets(
     model_type: str, mixer: dict[str, Any], dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit, on the same rows, where the command has the model's dtype as well."""
-    monkeypatch.setattr(calibrate, "fast_in_bfloat16", lambda: True)
+    monkeypatch.setattr(calibrate, "fast_in_bfloat16", lambda device: True)
     folder, kind = save_teacher(tiny_source(model_type, dtype=dtype), tmp_path / "teacher"), mixer["kind"]
     settings = {"layers": {"pattern": [kind], "keep": [0]}, "calibrate": {"rows": 3, "seq_len": 24}}
     made = recipe_from_dict({**recipe_data(folder, **settings), "mixers": {kind: mixer}})

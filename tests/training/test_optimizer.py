@@ -104,7 +104,7 @@ def newton_schulz(x, coefficients, steps):
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 8, 40), (4, 40, 8), (1, 1, 5)])
 def test_matrices_of_a_shape_are_made_orthogonal_together(shape, fast, monkeypatch):
     """In bfloat16, but on a CPU without units for it, where one matrix of SmolLM2 took 28 times as long."""
-    monkeypatch.setattr(module, "fast_in_bfloat16", lambda: fast)
+    monkeypatch.setattr(module, "fast_in_bfloat16", lambda device: fast)
     x_NAB, coefficients = parameter(*shape).detach(), (3.4445, -4.775, 2.0315)
     found_NAB = orthogonal(x_NAB, coefficients, 5, 1e-7)
     assert found_NAB.dtype == (torch.bfloat16 if fast else torch.float32)
