@@ -41,12 +41,13 @@ def _heads(name: str, lengths: Sequence[int]) -> str:
 
 
 def none_kept() -> str:
-    """Needles and KL of trainings without a softmax layer."""
-    lines = [("the teacher, 189 MB at 8K", "", *_found(_teacher(), LENGTHS), "0")]
-    for trial in sorted(_trials(), key=lambda trial: (_tokens(trial), -trial["kl"]["2048"])):
-        words = f"{trial['lever']}, {trial['cache_mb']} MB"
-        lines.append((words, _millions(trial), *_found(trial, LENGTHS), f"{trial['kl']['2048']:.3f}"))
-    return "\n".join(table(("every layer, and its cache", "tokens", *_tasks(LENGTHS), "KL, 2K"), lines))
+    """Needles and KL of trainings without a softmax layer, by what stands beside the window."""
+    teacher = _load("digits_smollm2.json")["models"][0]
+    whole, own = teacher["cache_bytes"]["8192"], {"needles": _counted(teacher, "digits")}
+    lines = [("the teacher", f"{whole / 1e6:.0f} MB", *_found(own, LENGTHS), "0")]
+    for trial in _load("none_smollm2.json")["trials"]:
+        lines.append((trial["lever"], _size(trial, whole), *_found(trial, LENGTHS), _nats(trial["kl"]["2048"])))
+    return "\n".join(table(("every layer, beside its window", "cache at 8K", *_tasks(LENGTHS), "KL, 2K"), lines))
 
 
 def digits() -> str:
@@ -78,15 +79,6 @@ def _counted(model: Entry, count: str) -> dict[str, Any] | None:
     if not all(count in found for found in needles.values()):
         return None
     return {key: {"right": found[count], "of": found["of"]} for key, found in needles.items()}
-
-
-def mixers() -> str:
-    """KL of trainings alike without a softmax layer, by what stands beside the window."""
-    lines = [
-        (trial["lever"], f"{trial['cache_bytes']['8192'] / 1e6:.0f} MB", *map(_nats, trial["kl"].values()))
-        for trial in _load("mixers_smollm2.json")["trials"]
-    ]
-    return "\n".join(table(("every layer, beside its window", "cache", "KL, 2K", "8K"), lines))
 
 
 def steps() -> str:
@@ -165,16 +157,6 @@ def _pooled() -> list[dict[str, Any]]:
     ]
 
 
-def _trials() -> list[dict[str, Any]]:
-    trials: list[dict[str, Any]] = _load("levers_smollm2.json")["trials"]
-    return trials
-
-
-def _teacher() -> Entry:
-    """The teacher's needles, counted as those of trainings without a softmax layer."""
-    return {"needles": _counted(_load("digits_smollm2.json")["models"][0], "with the space")}
-
-
 def _tokens(trial: Entry) -> int:
     return sum(stage["tokens"] for stage in trial.get("stages", ()))
 
@@ -222,7 +204,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "real-mixed": mixed,
     "real-first": first_page,
     "real-digits": digits,
-    "real-mixers": mixers,
     "real-steps": steps,
     "real-coder": coder,
     "real-decoding": decoding,

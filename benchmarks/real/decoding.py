@@ -5,6 +5,7 @@ equal rows as --batches says. The JSON is rewritten after each model.
 """
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -77,4 +78,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,6 +6,7 @@ Each model writes functions to MBPP's descriptions, and writes a file again with
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -163,4 +164,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,6 +6,7 @@ judged now and then. A converted model and its teacher train alike; answers come
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -151,4 +152,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

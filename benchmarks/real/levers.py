@@ -8,6 +8,7 @@ The JSON is rewritten after each training; started again it goes on, and takes f
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -163,4 +164,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -34,7 +34,8 @@ from sse_convert.training.work_folder import WorkFolder
 
 
 def train_stage(ready: StageJob, work: WorkFolder, chosen: Chosen) -> tuple[Objective, StageReport]:
-    """Train to the end; anew with other choices where the first step of this start shows that they do not work.
+    """Train to the end. Where the first step of this start shows that its choices do not work, or memory ends in a
+    later one, go on with others: from the newest checkpoint, or anew.
 
     Raises:
         HardwareError: they do not work, and several processes train, some of which may wait for this one.
@@ -45,7 +46,8 @@ def train_stage(ready: StageJob, work: WorkFolder, chosen: Chosen) -> tuple[Obje
             return attempt.train()
         except failures() as error:
             other = Fit(ready).otherwise(chosen, error)
-            if other is None or attempt.log.written:
+            later = attempt.log.written and not isinstance(error, torch.OutOfMemoryError)
+            if other is None or later:
                 raise
             why = (str(error).splitlines() or [type(error).__name__])[0]
         chosen = other

@@ -30,7 +30,7 @@ NARROW = 1024
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """Errors of a first step that other choices can mend."""
+    """Errors that other choices can mend, those of memory in any step, others in the first."""
     return torch.OutOfMemoryError, compile_error(), DependencyError
 
 
@@ -91,9 +91,11 @@ class Fit:
         )
 
     def otherwise(self, chosen: Chosen, error: BaseException) -> Chosen | None:
-        """What to try after the first step failed; None if nothing is left to the machine that could mend it."""
+        """What to try after a step failed; None if nothing is left to the machine that could mend it."""
         if not isinstance(error, torch.OutOfMemoryError):
             return dc.replace(chosen, compile=False) if chosen.compile and self.ready.train.compile == "auto" else None
+        if chosen.cuda_graphs and self.ready.train.cuda_graphs == "auto":
+            return dc.replace(chosen, cuda_graphs=False)
         if self.ready.stage.micro_batch == "auto" and chosen.micro_batch > 1:
             fewer = [n for n in even_parts(self._rows) if n <= chosen.micro_batch // 2]
             return dc.replace(chosen, micro_batch=fewer[-1])

@@ -143,6 +143,14 @@ def test_less_is_tried_after_a_failure(fitted):
     assert tried == [(16, False), (8, False), (4, False), (2, False), (1, False), (1, True)]
 
 
+@pytest.mark.parametrize("graphs", ["auto", True])
+def test_graphs_that_nobody_asked_for_are_the_first_to_go(fitted, graphs):
+    own = fitted(stage="distill", train={"cuda_graphs": graphs})
+    chosen = Chosen(micro_batch=8, gradient_checkpointing=False, compile=True, processes=1, cuda_graphs=True)
+    less = own.otherwise(chosen, torch.OutOfMemoryError())
+    assert (less.cuda_graphs, less.micro_batch) == ((False, 8) if graphs == "auto" else (True, 4))
+
+
 def failing(monkeypatch, error, times):
     """Let passes of more than so many rows fail; returns the rows of all passes."""
     seen = []
@@ -207,19 +215,40 @@ def test_what_was_halved_stays_so_after_a_kill(train, tmp_path, monkeypatch):
     assert set(seen[before:]) == {8}
 
 
-def test_a_later_step_out_of_memory_is_an_error(train, monkeypatch):
-    seen = failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), times=0)
-    real = Uptrain.backward
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_later_step_out_of_memory_goes_on_from_the_checkpoint_with_half(train, monkeypatch, capsys, every):
+    """Rows of many documents take more memory than others, so any step may be the first that does not fit."""
+    settings = {**AUTO, "tokens": 2048, "checkpoint_steps": every}
+    plain, _ = train("uptrain", "plain", **settings)
+    seen, real = [], Uptrain.backward
 
     def backward(self, batch, **arguments):
-        if len(seen) == 1:
+        seen.append(len(batch["input_ids"]))
+        if len(seen) == 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self, batch, **arguments)
 
     monkeypatch.setattr(Uptrain, "backward", backward)
-    with pytest.raises(torch.OutOfMemoryError):
+    folder, report = train("uptrain", "less", **settings)
+    assert seen == [16, 16, 16, *[8] * (4 if every == 1 else 8)]
+    assert (report.steps, report.chosen["micro_batch"]) == (4, 8)
+    assert losses(folder) == pytest.approx(losses(plain), rel=1e-5)
+    assert ("continuing at step 2 of 4" in capsys.readouterr().err) is (every == 1)
+
+
+def test_a_later_step_that_cannot_be_compiled_is_an_error(train, monkeypatch):
+    seen, real = [], Uptrain.backward
+
+    def backward(self, batch, **arguments):
+        seen.append(len(batch["input_ids"]))
+        if len(seen) == 2:
+            raise compile_error()("no program")
+        return real(self, batch, **arguments)
+
+    monkeypatch.setattr(Uptrain, "backward", backward)
+    with pytest.raises(compile_error()):
         train("uptrain", **AUTO)
-    assert seen == [16]
+    assert seen == [16, 16]
 
 
 def test_several_processes_say_what_to_do(train, tmp_path, monkeypatch):

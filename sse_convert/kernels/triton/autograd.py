@@ -9,7 +9,7 @@ from torch.compiler import is_compiling
 
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.torch_modes import operator_name
-from sse_convert.kernels.triton.chunk import run_backward, run_forward
+from sse_convert.kernels.triton.chunk import chunks_of, run_backward, run_forward
 from sse_convert.kernels.triton.config import CHUNK, group_chunks
 from sse_convert.kernels.triton.delta_rule import correct, slot_strengths
 from sse_convert.kernels.triton.passes import (
@@ -116,13 +116,14 @@ def _problem(tensors: list[Any], slots: Slots, settings: Settings) -> ChunkProbl
 def _run(tensors: Tensors, slots: Slots, settings: Settings) -> tuple[Tensors, Tensors]:
     """o and the final state (None without states), and what `_run_backward` needs."""
     o, final, done = run_forward(_problem(tensors, slots, settings))
-    return [o, final], [] if done is None else done.to_save()
+    return [o, final], [] if done is None or settings.again else done.to_save()
 
 
 def _run_fake(tensors: list[Any], slots: Slots, settings: Settings) -> tuple[Tensors, Tensors]:
     q, v = tensors[0], tensors[2]
-    done = allocate(_problem(tensors, slots, settings))
-    return [v.new_empty(q.shape[0], q.shape[2], v.shape[-1]), done.final], done.to_save() if settings.save else []
+    keeps = settings.save and not settings.again
+    done = allocate(_problem(tensors, slots, settings), falls=keeps)
+    return [v.new_empty(q.shape[0], q.shape[2], v.shape[-1]), done.final], done.to_save() if keeps else []
 
 
 def _run_backward(d_results: Tensors, saved: Tensors, tensors: Tensors, slots: Slots, settings: Settings) -> Tensors:
@@ -133,7 +134,8 @@ def _run_backward(d_results: Tensors, saved: Tensors, tensors: Tensors, slots: S
     do = x.v.new_zeros(o_shape) if do is None else do.contiguous()
     if x.initial is not None:
         dfinal = torch.zeros_like(x.initial) if dfinal is None else dfinal.contiguous()
-    grads = run_backward(x, Forward.saved(saved), do, dfinal)
+    done = chunks_of(x, falls=True) if settings.again else Forward.saved(saved)
+    grads = run_backward(x, done, do, dfinal)
     return [getattr(grads, field.name) for field in dc.fields(grads)]
 
 

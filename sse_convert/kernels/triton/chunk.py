@@ -24,12 +24,9 @@ Given = tuple[Tensor | None, ...]
 
 def run_forward(x: ChunkProblem) -> tuple[Tensor, Tensor | None, Forward | None]:
     """o [T, Hq, V], with states the final state [S, M, H, D, V], and what a backward pass needs if one may follow."""
-    (T, _, Hq, _), V, s, sources = x.q.shape, x.v.shape[-1], x.settings, x.sources
-    f, tile = allocate(x), x.config.output
+    (T, _, Hq, _), V, s, sources, tile = x.q.shape, x.v.shape[-1], x.settings, x.sources, x.config.output
     adds = tile.heads > 1 and x.shared is not None
-    prepare_chunks(x, f)
-    written = f.kd, sources.v, sources.shared_v
-    _entering_states(x, written, x.value_rows, x.slots.load, f.decay, x.initial, f.entering, reverse=False)
+    f = chunks_of(x, falls=s.save and not s.again)
     slots, total = x.v.new_empty(x.ranks - adds, T, Hq, V), x.v.new_empty(T, Hq, V) if adds else None
     for part in parts_of(adds):
         launch(
@@ -39,6 +36,19 @@ def run_forward(x: ChunkProblem) -> tuple[Tensor, Tensor | None, Forward | None]
             Q=tile.heads, BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages, warps=tile.warps,
         )  # fmt: skip
     return sum_slots(slots) if total is None else total, f.final, f if s.save else None
+
+
+def chunks_of(x: ChunkProblem, *, falls: bool) -> Forward:
+    """What happens inside of chunks, and the states that enter their groups.
+
+    Args:
+        x: the problem.
+        falls: a backward pass reads the result.
+    """
+    f = allocate(x, falls=falls)
+    prepare_chunks(x, f)
+    enter_groups(x, f)
+    return f
 
 
 def parts_of(adds: bool) -> tuple[str, ...]:
@@ -68,6 +78,12 @@ def run_backward(x: ChunkProblem, saved: Forward, do: Tensor, dfinal: Tensor | N
     """Gradients with respect to everything, from those of o [T, Hq, V] and of the final state (given with states).
 
     The states of all chunks would be large, so groups of chunks are finished slab by slab.
+
+    Args:
+        x: the problem.
+        saved: its forward pass, with falls.
+        do: gradient of o.
+        dfinal: gradient of the final state.
     """
     (T, _, _, D), (H, V), s = x.q.shape, x.v.shape[-2:], x.settings
     new, blocks = x.q.new_empty, -(-V // x.config.values.block_v)
@@ -164,6 +180,12 @@ def finish(
             PARTS=1 if grads.dk_scale is None else grads.dk_scale.shape[2],
             BY_SLOT=s.by_slot, STRICT=s.corrects, STAGES=tile.stages, warps=tile.warps, registers=tile.registers,
         )  # fmt: skip
+
+
+def enter_groups(x: ChunkProblem, f: Forward) -> None:
+    """Fill in the state that enters each group."""
+    written = f.kd, x.sources.v, x.sources.shared_v
+    _entering_states(x, written, x.value_rows, x.slots.load, f.decay, x.initial, f.entering, reverse=False)
 
 
 def _entering_states(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sse_convert.kernels.inputs import Inputs
 from sse_convert.kernels.torch_modes import operator_name
-from sse_convert.kernels.triton.chunk import finish, prepare_chunks, slab_groups, states_of_slab
+from sse_convert.kernels.triton.chunk import enter_groups, finish, prepare_chunks, slab_groups, states_of_slab
 from sse_convert.kernels.triton.chunk_state import state_kernel
 from sse_convert.kernels.triton.delta_rule_kernels import correct_backward_kernel, correct_kernel, inverse_kernel
 from sse_convert.kernels.triton.launching import launch
@@ -83,9 +83,8 @@ def correct(
     return u
 
 
-def run_correction(x: ChunkProblem, beta: Tensor) -> tuple[Tensor, Forward]:
-    """Corrected values u of every slot [ranks * T, 1, H, V], and what the backward pass needs, with the inverses of the
-    chunks' systems in the place of their products.
+def run_correction(x: ChunkProblem, beta: Tensor) -> Tensor:
+    """Corrected values u of every slot [ranks * T, 1, H, V].
 
     Args:
         x: keys in the place of queries, without gates, scale and map; an aligned layout.
@@ -93,10 +92,7 @@ def run_correction(x: ChunkProblem, beta: Tensor) -> tuple[Tensor, Forward]:
     """
     assert not x.settings.packed, "segments must not share chunks"
     (H, V), s, tile, sources = x.v.shape[-2:], x.settings, x.config.correct, x.sources
-    f = allocate(x)
-    products = torch.empty_like(f.products, dtype=torch.float32)
-    prepare_chunks(x, dc.replace(f, products=products))
-    launch(inverse_kernel, (x.num_chunks, H), products, beta, x.slots, f.products, shape=x.shape, warps=tile.warps)
+    f = _inverted(x, beta, falls=False)
     u = x.v.new_empty(x.ranks * x.q.shape[0], 1, H, V, dtype=corrected_dtype(x.v))
     launch(
         correct_kernel, (x.num_groups, H, -(-V // tile.block_v)),
@@ -104,7 +100,17 @@ def run_correction(x: ChunkProblem, beta: Tensor) -> tuple[Tensor, Forward]:
         s.num_sequences, s.num_shared_chunks, x.num_groups, shape=x.shape,
         BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages, warps=tile.warps,
     )  # fmt: skip
-    return u, f
+    return u
+
+
+def _inverted(x: ChunkProblem, beta: Tensor, *, falls: bool) -> Forward:
+    """What happens inside of chunks, with the inverses of their systems in the place of their products."""
+    f, H = allocate(x, falls=falls), x.k.shape[2]
+    products = torch.empty_like(f.products, dtype=torch.float32)
+    prepare_chunks(x, dc.replace(f, products=products))
+    grid, warps = (x.num_chunks, H), x.config.correct.warps
+    launch(inverse_kernel, grid, products, beta, x.slots, f.products, shape=x.shape, warps=warps)
+    return f
 
 
 def corrected_dtype(v: Tensor) -> torch.dtype:
@@ -112,18 +118,18 @@ def corrected_dtype(v: Tensor) -> torch.dtype:
     return torch.float32 if v.dtype == torch.float16 else v.dtype
 
 
-def run_correction_backward(x: ChunkProblem, saved: Forward, beta: Tensor, du: Tensor) -> tuple[SlotGradients, Tensor]:
+def run_correction_backward(x: ChunkProblem, beta: Tensor, du: Tensor) -> tuple[SlotGradients, Tensor]:
     """Gradients by slot with respect to keys (as queries and as keys), decays, values and initial states, and of beta
     [ranks, T, H].
 
     Args:
         x: as given to `run_correction`, with its u for v.
-        saved: what it returned.
         beta: as given.
         du: [ranks * T, 1, H, V].
     """
     (T, _, H, D), V, tile, groups = x.q.shape, x.v.shape[-1], x.config.correct, x.num_groups
-    new, blocks = x.q.new_empty, -(-V // tile.block_v)
+    new, blocks, saved = x.q.new_empty, -(-V // tile.block_v), _inverted(x, beta, falls=True)
+    enter_groups(x, saved)
     leaving, d_read = torch.empty_like(saved.entering), new(x.ranks, T, H, V, dtype=x.low)
     d_beta = new(blocks, x.ranks, T, H, dtype=torch.float32)
     d_initial = None if x.initial is None else torch.zeros_like(x.initial)
@@ -174,25 +180,22 @@ def _problem(tensors: list[Any], slots: Slots, settings: Settings) -> ChunkProbl
 
 
 def _run(tensors: list[Any], slots: Slots, settings: Settings) -> tuple[Tensors, Tensors]:
-    u, done = run_correction(_problem(tensors, slots, settings), tensors[3])
-    return [u], done.to_save() if settings.save else []
+    return [run_correction(_problem(tensors, slots, settings), tensors[3])], []
 
 
 def _run_fake(tensors: list[Any], slots: Slots, settings: Settings) -> tuple[Tensors, Tensors]:
     v, beta = tensors[1], tensors[3]
     u = v.new_empty(beta.shape[0] * beta.shape[1], 1, *v.shape[-2:], dtype=corrected_dtype(v))
-    return [u], allocate(_problem(tensors, slots, settings)).to_save() if settings.save else []
+    return [u], []
 
 
 def _run_backward(
     d_results: list[Any], saved: list[Any], tensors: list[Any], slots: Slots, settings: Settings
 ) -> Tensors:  # fmt: skip
     """Gradients by slot of k, v, g and beta, and of the initial state."""
-    *done, u = saved
-    x = dc.replace(
-        _problem(tensors, slots, dc.replace(settings, by_slot=True)), v=u, shared_v=None
-    )  # fmt: skip
-    grads, d_beta = run_correction_backward(x, Forward.saved(done), tensors[3], d_results[0].contiguous())
+    x = _problem(tensors, slots, dc.replace(settings, by_slot=True))
+    x = dc.replace(x, v=saved[0], shared_v=None)
+    grads, d_beta = run_correction_backward(x, tensors[3], d_results[0].contiguous())
     return [grads.dq + grads.dk, grads.dv.to(tensors[1].dtype), grads.dg, d_beta, grads.dinitial]
 
 

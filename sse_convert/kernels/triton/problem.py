@@ -38,6 +38,12 @@ class Settings:
     """of gate logits; None for log decays"""
     k_map: str
 
+    @property
+    def again(self) -> bool:
+        """Whether the backward pass makes what chunks hold once more. Under the delta rule no segments share a chunk,
+        and for many short documents the chunks of all layers would take most of the memory."""
+        return self.by_slot or self.corrects
+
     def encode(self) -> tuple[list[int], list[float], str]:
         """The same in types that a torch operator takes; sizes may be symbols."""
         flags = [int(getattr(self, name)) for name in _FLAGS]
@@ -226,7 +232,7 @@ class Forward:
     packed_k: Tensor | None
     """kt without rows whose state does not leave, if segments share chunks"""
     falls: Tensor | None
-    """[chunks, H, C, D] decay from the chunk's start, if a backward pass may follow"""
+    """[chunks, H, C, D] decay from the chunk's start, where the backward pass reads this"""
     products: Tensor
     """[chunks, Hq, C, C] masked q k^T"""
     decay: Tensor
@@ -285,8 +291,13 @@ class SlotGradients:
     """[S, M, H, D, V]"""
 
 
-def allocate(x: ChunkProblem) -> Forward:
-    """The buffers of the forward pass."""
+def allocate(x: ChunkProblem, *, falls: bool) -> Forward:
+    """The buffers of the forward pass.
+
+    Args:
+        x: the problem.
+        falls: the backward pass reads them.
+    """
     Hq, D, (H, V) = x.q.shape[2], x.q.shape[3], x.v.shape[-2:]
     chunks, new = x.num_chunks, x.q.new_empty
     qt, kt = new(chunks, Hq, CHUNK, D, dtype=x.low), new(chunks, H, CHUNK, D, dtype=x.low)
@@ -297,7 +308,7 @@ def allocate(x: ChunkProblem) -> Forward:
         kt=kt,
         packed_q=torch.empty_like(qt) if packed else None,
         packed_k=torch.empty_like(kt) if packed else None,
-        falls=torch.empty_like(kt) if x.settings.save else None,
+        falls=torch.empty_like(kt) if falls else None,
         products=new(chunks, Hq, CHUNK, CHUNK, dtype=x.low),
         decay=new(chunks, H, D, dtype=torch.float32),
         full=new(chunks, H, D, dtype=torch.float32),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sse_convert.kernels.triton import chunk as launch
-from tests.kernels.triton.trials import DELTA_TOLERANCE, Trial, assert_right, exact_results, results
+from tests.kernels.triton.trials import DELTA_TOLERANCE, Trial, assert_right, call, exact_results, results
 from tests.tolerance import assert_same
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -44,6 +44,21 @@ def test_states_of_few_groups_at_a_time(device: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(launch, "SLAB_BYTES", 1)
     for name, tensor in results(trial, x).items():
         assert torch.equal(tensor, whole[name]), name
+
+
+def test_what_waits_for_the_backward_pass_does_not_grow_with_documents(device: str) -> None:
+    """Every document has chunks of its own in every partition, which for short ones are mostly padding."""
+
+    def kept(lengths: tuple[int, ...]) -> int:
+        """Bytes of the numbers, but for the tables of slots."""
+        trial = dc.replace(DELTA, lengths=lengths, num_partitions=4)
+        x = {name: tensor.requires_grad_() for name, tensor in trial.rounded(device).items()}
+        tensors: dict[int, torch.Tensor] = {}
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: tensors.setdefault(t.data_ptr(), t), lambda t: t):
+            call(trial, x)
+        return sum(t.nbytes for t in tensors.values() if t.is_floating_point())
+
+    assert kept((8,) * 8) == kept((64,))
 
 
 @pytest.mark.parametrize("strength", [0.0, 1.0])
