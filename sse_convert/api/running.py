@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sse_convert.api.recipes import RecipeLike, job_of, read_recipe
 from sse_convert.recipe.checks import check_run
 from sse_convert.recipe.loader import problems_error
+from sse_convert.recipe.schema import Loss
 
 if TYPE_CHECKING:
     from sse_convert.evaluation.report import EvalReport
@@ -87,7 +88,7 @@ def uptrain(
 
 def _stage(
     recipe: RecipeLike,
-    loss: Literal["layer_mse", "kl", "ce"],
+    loss: Loss,
     checkpoint: Path | str,
     out: Path | str,
     name: str | None,

@@ -1,13 +1,15 @@
-"""Weights of whole checkpoints, streamed: hash, compare, look for NaN and Inf."""
+"""Weights of whole checkpoints: their index; streamed: hash, compare, look for NaN and Inf."""
 
 import dataclasses as dc
 import hashlib
+import json
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from sse_convert.checkpoints.open import CheckpointFiles
+from sse_convert.checkpoints.open import INDEX, CheckpointFiles
+from sse_convert.checkpoints.safetensors_io import read_header
 from sse_convert.checkpoints.tensor_data import all_finite, nonfinite, tensor_chunks
 from sse_convert.console import Bar, progress
 from sse_convert.errors import CheckpointError
@@ -22,6 +24,16 @@ class Scan:
     """SHA-256 of each shard"""
     nonfinite: dict[str, int]
     """tensor -> elements that are NaN or infinite, where there are any"""
+
+
+def write_index(folder: Path, shards: list[str]) -> None:
+    """Write `model.safetensors.index.json` from the headers of the given shards."""
+    tensors = [info for shard in shards for info in read_header(folder / shard).items()]
+    index = {
+        "metadata": {"total_size": sum(info.nbytes for _, info in tensors)},
+        "weight_map": {name: info.shard for name, info in sorted(tensors)},
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def scan_weights(files: CheckpointFiles) -> Scan:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from sse_convert.modeling.loading import Lent
 
 CARD = "README.md"
-EVALUATION = "evaluation.json"
-"""files that an export writes beside weights, code and recipe"""
+"""file of an export that people read"""
 _RECIPE = """## Recipe
 
 `recipe.yaml` in this folder is the whole conversion: `sse-convert run recipe.yaml` repeats it. Names that begin with

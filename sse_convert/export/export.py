@@ -21,8 +21,8 @@ from sse_convert.checkpoints.provenance import EXPORT, Provenance, read_provenan
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, ITEM_BYTES
 from sse_convert.checkpoints.teacher import Teacher, refuse_quantised
 from sse_convert.errors import CheckpointError, RecipeError
-from sse_convert.evaluation.report import EvalReport
-from sse_convert.export.card import CARD, EVALUATION, model_card
+from sse_convert.evaluation.report import EVALUATION_FILE, EvalReport
+from sse_convert.export.card import CARD, model_card
 from sse_convert.export.lending import in_teachers_words, lend, without_lent
 from sse_convert.export.published import paths_in, published
 from sse_convert.export.shards import SHARD_BYTES, assigned, write_weights
@@ -128,7 +128,7 @@ def export_checkpoint(
         (folder / RECIPE).write_text(yaml.safe_dump(told, sort_keys=False), encoding="utf-8")
         if report is not None:
             figures = published(report.to_dict(), places)
-            (folder / EVALUATION).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+            (folder / EVALUATION_FILE).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         teacher_card = Path(recipe.model) / CARD
         origin = read_provenance(files.folder)
         trained = {**told, "stages": origin.took_place(told["stages"]) if origin else told["stages"]}
@@ -208,5 +208,5 @@ def _write_provenance(files: CheckpointFiles, folder: Path, recipe: Recipe, teac
 
 def _evaluation(folder: Path, given: Path | None) -> EvalReport | None:
     """The report that is given, or lies in the checkpoint's folder."""
-    path = given or folder / EVALUATION
+    path = given or folder / EVALUATION_FILE
     return read_evaluation(path) if given is not None or path.is_file() else None

@@ -14,7 +14,8 @@ from sse_convert.checkpoints.open import CONFIG, CheckpointFiles, download, open
 from sse_convert.checkpoints.output_folder import check_output, check_space, new_folder
 from sse_convert.checkpoints.safetensors_io import TensorInfo, read_header
 from sse_convert.errors import CheckpointError
-from sse_convert.export.card import CARD, EVALUATION, small_note
+from sse_convert.evaluation.report import EVALUATION_FILE
+from sse_convert.export.card import CARD, small_note
 from sse_convert.export.shards import SHARD_BYTES, assigned, write_weights
 from sse_convert.modeling.arch_spec import LENT_FILE
 from sse_convert.modeling.configuration import whole_entry
@@ -97,7 +98,7 @@ def _copy_rest(files: CheckpointFiles, folder: Path, lent: Lent) -> None:
     (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     write_remote_code(folder)
     copy_auxiliary_files(files.folder, folder)
-    for name in (RECIPE, EVALUATION, provenance.FILE, CARD):
+    for name in (RECIPE, EVALUATION_FILE, provenance.FILE, CARD):
         if (files.folder / name).is_file() and stays_inside(files.folder / name, files.folder):
             shutil.copyfile(files.folder / name, folder / name)
     if (folder / CARD).is_file():

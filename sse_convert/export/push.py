@@ -15,7 +15,8 @@ from sse_convert.checkpoints.hub import LOG_IN, MOST_OF_AN_ID, hub_errors
 from sse_convert.checkpoints.open import CONFIG, INDEX, open_checkpoint
 from sse_convert.checkpoints.weights import scan_weights
 from sse_convert.errors import CheckpointError, HubError, UsageError, VerificationError
-from sse_convert.export.card import CARD, EVALUATION
+from sse_convert.evaluation.report import EVALUATION_FILE
+from sse_convert.export.card import CARD
 from sse_convert.export.published import is_absolute, paths_in
 from sse_convert.modeling.arch_spec import LENT_FILE
 from sse_convert.modeling.remote_code import remote_code
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
 STALE = ["*.safetensors", "*.safetensors.index.json", "*.py", *PICKLES]
 """files of an older upload that this one replaces as a whole"""
-OWN_FILES = (CARD, CONFIG, INDEX, LENT_FILE, EVALUATION, RECIPE, provenance.FILE, manifest.FILE)
+OWN_FILES = (CARD, CONFIG, INDEX, LENT_FILE, EVALUATION_FILE, RECIPE, provenance.FILE, manifest.FILE)
 """what `export` writes beside weights, code and the teacher's small files"""
 EMPTY_REPOSITORY = {".gitattributes", "README.md"}
 
@@ -186,7 +187,7 @@ def _check_lender(folder: Path) -> None:
 
 def _check_places(folder: Path) -> None:
     """Refuse files that tell where a machine keeps its own, as earlier exports did."""
-    for name in (CONFIG, LENT_FILE, provenance.FILE, EVALUATION, RECIPE):
+    for name in (CONFIG, LENT_FILE, provenance.FILE, EVALUATION_FILE, RECIPE):
         if not (folder / name).is_file():
             continue
         if name == RECIPE:
@@ -221,9 +222,9 @@ def check_quality(folder: Path, *, anyway: bool) -> tuple[str, ...]:
         raise VerificationError(f"{broken[0]} of {folder} is NaN or infinite", expected="finite weights", fix=fix)
     remarks = [f"NaN or Inf in {counted(len(broken), 'tensor')}"] if broken else []
     remarks += _changed(folder, scan.digests, anyway=anyway)
-    if not (folder / EVALUATION).is_file():
-        return (*remarks, f"nothing was measured: {folder} has no {EVALUATION}")
-    verdict = read_evaluation(folder / EVALUATION).verdict()
+    if not (folder / EVALUATION_FILE).is_file():
+        return (*remarks, f"nothing was measured: {folder} has no {EVALUATION_FILE}")
+    verdict = read_evaluation(folder / EVALUATION_FILE).verdict()
     if not anyway:
         verdict.require_sound(fix)
     return (*remarks, verdict.line())

@@ -7,9 +7,9 @@ from sse_convert.checkpoints.manifest import FileRecord
 from sse_convert.checkpoints.open import SINGLE, CheckpointFiles
 from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, TensorInfo, write_shard
 from sse_convert.checkpoints.tensor_data import named_chunks, nonfinite
+from sse_convert.checkpoints.weights import write_index
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError
-from sse_convert.surgery.convert import write_index
 
 SHARD_BYTES = 5 * 10**9
 """of the largest shard"""

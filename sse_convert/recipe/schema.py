@@ -88,13 +88,17 @@ class Rope:
         return {key: value for key, value in dc.asdict(self).items() if value is not None}
 
 
+Loss = Literal["layer_mse", "kl", "ce"]
+"""of a stage"""
+
+
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
     """One training stage."""
 
     name: str
     """stage name, unique in the recipe; also its folder name"""
-    loss: Literal["layer_mse", "kl", "ce"]
+    loss: Loss
     """layer_mse aligns each layer, kl distils the teacher's logits, ce trains on the text"""
     tokens: Tokens
     """training budget in tokens, e.g. 100M"""

@@ -19,7 +19,7 @@ from sse_convert.checkpoints.auxiliary_files import copy_auxiliary_files, withou
 from sse_convert.checkpoints.hub import SHA256_DIGITS, cached_blob
 from sse_convert.checkpoints.manifest import FileRecord, write_manifest
 from sse_convert.checkpoints.meta_model import check_complete, predicts_further
-from sse_convert.checkpoints.open import CONFIG, INDEX, SINGLE, CheckpointFiles, download, open_checkpoint
+from sse_convert.checkpoints.open import CONFIG, SINGLE, CheckpointFiles, download, open_checkpoint
 from sse_convert.checkpoints.output_folder import (
     Link,
     Placed,
@@ -30,10 +30,10 @@ from sse_convert.checkpoints.output_folder import (
     place,
 )
 from sse_convert.checkpoints.provenance import Provenance, TeacherShard
-from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, Layout, read_header, write_shard
+from sse_convert.checkpoints.safetensors_io import ITEM_BYTES, Layout, write_shard
 from sse_convert.checkpoints.teacher import SourceModel, Teacher
 from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, tensor_bytes
-from sse_convert.checkpoints.weights import check_weights
+from sse_convert.checkpoints.weights import check_weights, write_index
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError, SSEConvertError
 from sse_convert.mixers import FULL, Mixer, SSEMixer, mixer_to_dict
@@ -266,16 +266,6 @@ def _place_teacher(files: CheckpointFiles, folder: Path, link: Link) -> dict[str
             placed[name] = shard, place(files.folder / shard, folder / name, link)
             bar.update()
     return placed
-
-
-def write_index(folder: Path, shards: list[str]) -> None:
-    """Write `model.safetensors.index.json` from the headers of the given shards."""
-    tensors = [info for shard in shards for info in read_header(folder / shard).items()]
-    index = {
-        "metadata": {"total_size": sum(info.nbytes for _, info in tensors)},
-        "weight_map": {name: info.shard for name, info in sorted(tensors)},
-    }
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_config(folder: Path, teacher: Teacher, names: list[str], mixers: dict[str, Mixer], recipe: Recipe) -> None:

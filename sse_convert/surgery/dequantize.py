@@ -23,11 +23,12 @@ from sse_convert.checkpoints.output_folder import check_output, check_space, new
 from sse_convert.checkpoints.safetensors_io import FLOAT_DTYPES, Layout, write_shard
 from sse_convert.checkpoints.teacher import DEQUANTISED, quantised, quantization_method
 from sse_convert.checkpoints.tensor_data import named_chunks, read_tensor, tensor_bytes
+from sse_convert.checkpoints.weights import write_index
 from sse_convert.compat import mxfp4_weights
 from sse_convert.console import progress
 from sse_convert.errors import CheckpointError
 from sse_convert.report import FieldsReport, format_bytes
-from sse_convert.surgery.convert import layout_bytes, write_index
+from sse_convert.surgery.convert import layout_bytes
 from sse_convert.surgery.gguf import is_gguf, write_gguf
 
 SCALE, BLOCKS, SCALES = "_scale_inv", "_blocks", "_scales"

@@ -148,33 +148,20 @@ def _gradients(objective: Objective, batches: Sequence[Batch], schedule: Schedul
 
 
 def _stepped(objective: Objective, now: Progress, record: dict[str, Any]) -> Progress:
-    """Make the step of the gradients at hand, or leave it out; completes the record. Returns where the stage stands."""
-    record["grad_norm"], made = _update(objective, record["loss"])
-    after = dc.replace(now, step=now.step + 1, bad_in_a_row=0)
-    if made:
-        return after
-    record["left_out"] = NOT_FINITE
-    return dc.replace(after, skipped=now.skipped + 1, bad_in_a_row=now.bad_in_a_row + 1)
-
-
-def _update(objective: Objective, loss: float) -> tuple[float, bool]:
-    """Clip each part's gradient and step its optimizer, unless something is not finite.
-
-    Args:
-        objective: holds the gradients.
-        loss: of the step.
-
-    Returns:
-        The gradient norm over all parts before clipping, and whether the step was made.
-    """
+    """Clip each part's gradient and step its optimizer, or leave the step out where something is not finite; completes
+    the record, whose gradient norm is that over all parts before clipping. Returns where the stage stands."""
     norms = [float(whole(torch.nn.utils.clip_grad_norm_(part.module.parameters(), CLIP))) for part in objective.parts]
-    norm = math.hypot(*norms)
-    finite = math.isfinite(loss) and math.isfinite(norm)
+    record["grad_norm"] = norm = math.hypot(*norms)
+    finite = math.isfinite(record["loss"]) and math.isfinite(norm)
     for part in objective.parts:
         if finite:
             part.optimizer.step()
         part.optimizer.zero_grad()
-    return norm, finite
+    after = dc.replace(now, step=now.step + 1, bad_in_a_row=0)
+    if finite:
+        return after
+    record["left_out"] = NOT_FINITE
+    return dc.replace(after, skipped=now.skipped + 1, bad_in_a_row=now.bad_in_a_row + 1)
 
 
 def _set_rates(parts: Sequence[Part], factor: float) -> None:

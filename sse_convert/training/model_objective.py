@@ -205,7 +205,7 @@ def hidden_and_balance(
         student: the model.
         input_ids: [B, T].
         position_ids: [B, T] if documents begin within rows.
-        offsets: of those documents, if they are known (see `hybrid.OFFSETS`).
+        offsets: of those documents, if they are known (see `layer_arguments.OFFSETS`).
         attention_mask: [B, T], 0 in the padding; None where there is none.
     """
     where = {"position_ids": position_ids, OFFSETS: offsets, "attention_mask": attention_mask}

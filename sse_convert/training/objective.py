@@ -169,7 +169,7 @@ class Frozen(nn.Module):
         Args:
             input_ids: [B, T].
             position_ids: [B, T] if documents begin within rows.
-            offsets: of those documents, if they are known (see `hybrid.OFFSETS`).
+            offsets: of those documents, if they are known (see `layer_arguments.OFFSETS`).
             attention_mask: [B, T], 0 in the padding; None where there is none.
         """
         backbone, config = backbone_of(self.model), self.model.config

@@ -9,7 +9,6 @@ import dataclasses as dc
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from accelerate import Accelerator
 
@@ -21,7 +20,7 @@ from sse_convert.checkpoints.provenance import read_provenance
 from sse_convert.console import say
 from sse_convert.errors import DataError, RecipeError
 from sse_convert.process_memory import memory_for
-from sse_convert.recipe.schema import Recipe, Stage
+from sse_convert.recipe.schema import Loss, Recipe, Stage
 from sse_convert.surgery.guessing_teacher import warn_of_guessing_copy
 from sse_convert.surgery.job import Job
 from sse_convert.training import metrics
@@ -33,7 +32,6 @@ from sse_convert.training.stage_record import record_of
 from sse_convert.training.stage_report import StageReport
 from sse_convert.training.work_folder import WorkFolder
 
-Loss = Literal["layer_mse", "kl", "ce"]
 SHARD_SIZE = "5GB"
 
 

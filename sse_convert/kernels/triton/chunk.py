@@ -89,7 +89,7 @@ def run_backward(x: ChunkProblem, saved: Forward, do: Tensor, dfinal: Tensor | N
     new, blocks = x.q.new_empty, -(-V // x.config.values.block_v)
     leaving = torch.empty_like(saved.entering)
     _entering_states(x, (saved.qd, do, do), x.slots.token, x.slots.store, saved.decay, dfinal, leaving, reverse=True)
-    grads, slab = _gradients(x, dfinal), slab_groups(x)
+    grads, slab = _gradient_memory(x, dfinal), slab_groups(x)
     chunks = slab * s.group_chunks
     states, dstates = (new(chunks, H, D, V, dtype=x.low) for _ in range(2))
     dots = new(blocks, x.ranks, T, H, dtype=torch.float32) if s.k_map == "softmax" else None
@@ -104,7 +104,7 @@ def run_backward(x: ChunkProblem, saved: Forward, do: Tensor, dfinal: Tensor | N
     return dc.replace(grads, dgate=dgate, dk_scale=None if grads.dk_scale is None else grads.dk_scale.sum((0, 2)))
 
 
-def _gradients(x: ChunkProblem, dfinal: Tensor | None) -> SlotGradients:
+def _gradient_memory(x: ChunkProblem, dfinal: Tensor | None) -> SlotGradients:
     """Memory for the gradients, those of gates and of k_scale in parts."""
     (T, _, Hq, D), (H, V), s, config = x.q.shape, x.v.shape[-2:], x.settings, x.config
     new, parts = x.q.new_empty, -(-D // min(config.finish.block_d, config.finish_strong.block_d))

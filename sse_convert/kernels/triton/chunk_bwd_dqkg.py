@@ -75,9 +75,6 @@ def finish_kernel(
     )  # fmt: skip
 
 
-_NUMBERS = ["scale", "normalizer", "T", "S", "num_shared", "num_slots", "first_group", "group_chunks", "places"]
-
-
 @triton.jit(do_not_specialize=_NUMBERS)
 def finish_strong_kernel(
     sources, do, slots, qt, kt, falls, decay, full, norms, strong, states, dstates, value_dots, grads,
