@@ -1,6 +1,7 @@
 """Damage to what an interrupted stage left is named and mended from an older checkpoint, never passed over."""
 
 import json
+import math
 import pickle
 import shutil
 import signal
@@ -239,16 +240,16 @@ def test_a_student_that_is_not_finite_is_refused(train, converted, tmp_path):
 
 def weights_break(monkeypatch, at):
     """The optimizer step after `at` others gives weights that are not finite, out of finite gradients."""
-    real, calls = loop._update, []
+    real, calls = loop._stepped, []
 
-    def update(objective, *args):
+    def stepped(objective, *args):
         result = real(objective, *args)
         calls.append(1)
         if len(calls) == at + 1:
             next(objective.parts[0].module.parameters()).data.view(-1)[0] = torch.inf
         return result
 
-    monkeypatch.setattr(loop, "_update", update)
+    monkeypatch.setattr(loop, "_stepped", stepped)
 
 
 @pytest.mark.parametrize(("at", "saved"), [(2, "step-000002"), (5, "step-000004")], ids=["middle", "last step"])
@@ -345,7 +346,8 @@ def test_a_second_signal_ends_at_once(signalled, capsys, tmp_path):
 
 
 def test_a_signal_while_steps_are_left_out_keeps_the_last_good_checkpoint(signalled, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(loop, "_update", lambda *args: (1.0, False))
+    real = loop._gradients
+    monkeypatch.setattr(loop, "_gradients", lambda *args: ({**real(*args)[0], "loss": math.inf}, 1))
     assert signalled(signal.SIGHUP, at=2) == 129
     assert "the last 2 steps were left out; no checkpoint was written yet" in capsys.readouterr().err
     assert not list((tmp_path / "result.work").glob("step-*"))
