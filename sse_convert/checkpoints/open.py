@@ -17,6 +17,8 @@ from sse_convert.report import counted
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+STAGES = ".stages"
+"""what the folder of a run's steps has after the name of what the run makes"""
 _NUMBERS = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _PICKLE_PATTERNS = ("pytorch_model*.bin", *hub.PICKLE_PATTERNS)
 
@@ -76,7 +78,8 @@ def open_checkpoint(source: str | Path, revision: str | None = None, *, config_e
         config_enough: also open what has a config.json and no weights; the result has no tensors then.
 
     Raises:
-        CheckpointError: missing folder, config or shard; damaged shard or index; weights that are pickles.
+        CheckpointError: missing folder, config or shard; a run's result before its end; damaged shard or index; weights
+            that are pickles.
         HubError: the hub refused or cannot be reached.
     """
     folder = source_path(source)
@@ -87,6 +90,12 @@ def open_checkpoint(source: str | Path, revision: str | None = None, *, config_e
             f"{source} is a file",
             expected="a checkpoint folder or a hub id",
             fix="give the folder that holds config.json",
+        )
+    if (steps := Path(f"{folder}{STAGES}")).is_dir():
+        raise CheckpointError(
+            f"{source} does not exist yet: the run that makes it has not come to its end",
+            expected="a finished run",
+            fix=f"run its recipe again, which goes on; its finished steps lie in {steps}",
         )
     if not hub.looks_like_id(str(source)):
         raise CheckpointError(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.checkpoints.identity import STAGE_FILE, read_stage_record
-from sse_convert.checkpoints.open import CONFIG
+from sse_convert.checkpoints.open import CONFIG, STAGES
 from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.errors import UsageError
 from sse_convert.evaluation.report import EVALUATION_FILE, EvalReport
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 RECIPE = "recipe.yaml"
 """the resolved recipe: in a finished run's folder of steps, and without local paths in an exported model"""
-STAGES = ".stages"
 WORK = ".work"
 
 

@@ -47,6 +47,14 @@ def test_folder_missing(tmp_path):
         open_checkpoint(tmp_path / "nowhere")
 
 
+def test_the_result_of_a_run_that_goes_on(tmp_path, monkeypatch):
+    """Not taken for the name of a repository, though it looks like one."""
+    (tmp_path / "out" / "hybrid.stages").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"out/hybrid does not exist yet: .* not come to its end"):
+        open_checkpoint("out/hybrid")
+
+
 def test_file_instead_of_folder(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="is a file"):
