@@ -4,6 +4,7 @@ import json
 import shutil
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import huggingface_hub
@@ -277,16 +278,21 @@ def test_a_dataset_that_the_hub_does_not_have_is_refused(hub):
         api.recipes_new(teacher(), NEW, text=["owner/none"])
 
 
-@pytest.mark.parametrize("path", ["owner/plain", "plain"])
-def test_a_hub_that_does_not_answer_is_told(monkeypatch, path):
+@pytest.fixture
+def no_hub(monkeypatch):
+    """A hub that does not answer; its library asks again without a pause."""
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.utils._http, "time", SimpleNamespace(sleep=lambda seconds: None))
+
+
+@pytest.mark.parametrize("path", ["owner/plain", "plain"])
+def test_a_hub_that_does_not_answer_is_told(no_hub, path):
     written = api.recipes_new(teacher(), NEW, text=[path])
     assert f"{path} is taken for text in a column text, since the hub cannot be reached" in "\n".join(written.lines())
     assert load_recipe(NEW).data.train == [Source(path=path, streaming=True)]
 
 
-def test_a_mistyped_file_of_a_folder_is_no_dataset(monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+def test_a_mistyped_file_of_a_folder_is_no_dataset(no_hub):
     write("texts/a.txt")
     with pytest.raises(DataError, match=r"texts/a\.tx does not exist"):
         api.recipes_new(teacher(), NEW, text=["texts/a.tx"])
