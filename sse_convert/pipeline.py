@@ -30,7 +30,7 @@ from sse_convert.calibration.calibrate import calibrate_checkpoint
 from sse_convert.checkpoints.identity import STAGE_FILE, checkpoint_identity, read_stage_record, write_sealed
 from sse_convert.checkpoints.manifest import EDITABLE, add_to_manifest, changed_files, read_manifest
 from sse_convert.checkpoints.manifest import FILE as MANIFEST
-from sse_convert.checkpoints.open import open_checkpoint
+from sse_convert.checkpoints.open import open_checkpoint, stages_folder
 from sse_convert.checkpoints.output_folder import check_output, move_folder, set_aside
 from sse_convert.checkpoints.provenance import FILE as PROVENANCE
 from sse_convert.checkpoints.provenance import read_provenance
@@ -49,7 +49,7 @@ from sse_convert.files import is_leftover, write_json, write_text
 from sse_convert.recipe.choosing import chosen_recipe, draft_recipe, open_choice
 from sse_convert.recipe.schema import Recipe
 from sse_convert.report import Report, format_bytes, found_before, json_ready
-from sse_convert.results.collect import RECIPE, stages_folder
+from sse_convert.results.collect import RECIPE
 from sse_convert.results.stored_evaluation import read_evaluation
 from sse_convert.selection.automatic import choice_inputs, choose_layers
 from sse_convert.selection.team import Team

@@ -91,7 +91,7 @@ def open_checkpoint(source: str | Path, revision: str | None = None, *, config_e
             expected="a checkpoint folder or a hub id",
             fix="give the folder that holds config.json",
         )
-    if (steps := Path(f"{folder}{STAGES}")).is_dir():
+    if (steps := stages_folder(folder)).is_dir():
         raise CheckpointError(
             f"{source} does not exist yet: the run that makes it has not come to its end",
             expected="a finished run",
@@ -121,6 +121,11 @@ def whole_checkpoint(source: str | Path, revision: str | None = None) -> Checkpo
             fix=f"make it whole: sse-convert join {shlex.quote(str(source))} --out WHOLE",
         )
     return files
+
+
+def stages_folder(out: Path) -> Path:
+    """Where the steps of a run are whose result goes to `out`."""
+    return out.with_name(f"{out.name}{STAGES}")
 
 
 def source_path(source: str | Path) -> Path:

@@ -19,6 +19,7 @@ from sse_convert.recipe.ranges import (
 )
 
 Auto = Literal["auto"]
+Loss = Literal["layer_mse", "kl", "ce"]
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,10 +87,6 @@ class Rope:
     def given(self) -> dict[str, float]:
         """The keys that are set, by their names in `rope_parameters`."""
         return {key: value for key, value in dc.asdict(self).items() if value is not None}
-
-
-Loss = Literal["layer_mse", "kl", "ce"]
-"""of a stage"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sse_convert.checkpoints.identity import STAGE_FILE, read_stage_record
-from sse_convert.checkpoints.open import CONFIG, STAGES
+from sse_convert.checkpoints.open import CONFIG, STAGES, stages_folder
 from sse_convert.checkpoints.provenance import UNTRAINED, read_provenance
 from sse_convert.errors import UsageError
 from sse_convert.evaluation.report import EVALUATION_FILE, EvalReport
@@ -53,12 +53,6 @@ class Run:
     def trained(self) -> tuple[RunStep, ...]:
         """The training stages."""
         return tuple(step for step in self.steps if step.name not in ("select", *UNTRAINED, "eval", "export"))
-
-
-def stages_folder(out: str | Path) -> Path:
-    """Where the steps of a run are whose result goes to `out`."""
-    out = Path(out)
-    return out.with_name(f"{out.name}{STAGES}")
 
 
 def collect(path: str | Path) -> Run:

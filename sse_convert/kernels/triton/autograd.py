@@ -116,14 +116,14 @@ def _problem(tensors: list[Any], slots: Slots, settings: Settings) -> ChunkProbl
 def _run(tensors: Tensors, slots: Slots, settings: Settings) -> tuple[Tensors, Tensors]:
     """o and the final state (None without states), and what `_run_backward` needs."""
     o, final, done = run_forward(_problem(tensors, slots, settings))
-    return [o, final], [] if done is None or settings.again else done.to_save()
+    return [o, final], [] if done is None else done.to_save()
 
 
 def _run_fake(tensors: list[Any], slots: Slots, settings: Settings) -> tuple[Tensors, Tensors]:
-    q, v = tensors[0], tensors[2]
-    keeps = settings.save and not settings.again
-    done = allocate(_problem(tensors, slots, settings), falls=keeps)
-    return [v.new_empty(q.shape[0], q.shape[2], v.shape[-1]), done.final], done.to_save() if keeps else []
+    q, v, initial = tensors[0], tensors[2], tensors[-1]
+    o = v.new_empty(q.shape[0], q.shape[2], v.shape[-1])
+    saved = allocate(_problem(tensors, slots, settings), falls=True).to_save() if settings.keeps else []
+    return [o, None if initial is None else torch.empty_like(initial)], saved
 
 
 def _run_backward(d_results: Tensors, saved: Tensors, tensors: Tensors, slots: Slots, settings: Settings) -> Tensors:
@@ -134,7 +134,7 @@ def _run_backward(d_results: Tensors, saved: Tensors, tensors: Tensors, slots: S
     do = x.v.new_zeros(o_shape) if do is None else do.contiguous()
     if x.initial is not None:
         dfinal = torch.zeros_like(x.initial) if dfinal is None else dfinal.contiguous()
-    done = chunks_of(x, falls=True) if settings.again else Forward.saved(saved)
+    done = Forward.saved(saved) if settings.keeps else chunks_of(x, falls=True)
     grads = run_backward(x, done, do, dfinal)
     return [getattr(grads, field.name) for field in dc.fields(grads)]
 

@@ -23,19 +23,19 @@ Given = tuple[Tensor | None, ...]
 
 
 def run_forward(x: ChunkProblem) -> tuple[Tensor, Tensor | None, Forward | None]:
-    """o [T, Hq, V], with states the final state [S, M, H, D, V], and what a backward pass needs if one may follow."""
+    """o [T, Hq, V], with states the final state [S, M, H, D, V], and what waits for a backward pass, if anything."""
     (T, _, Hq, _), V, s, sources, tile = x.q.shape, x.v.shape[-1], x.settings, x.sources, x.config.output
     adds = tile.heads > 1 and x.shared is not None
-    f = chunks_of(x, falls=s.save and not s.again)
+    f, final = chunks_of(x, falls=s.keeps), None if x.initial is None else x.initial.clone()
     slots, total = x.v.new_empty(x.ranks - adds, T, Hq, V), x.v.new_empty(T, Hq, V) if adds else None
     for part in parts_of(adds):
         launch(
             output_kernel, (x.num_groups, Hq // tile.heads, -(-V // tile.block_v)),
             f.qd, f.kd, f.products, sources.v, sources.shared_v, f.decay, x.value_rows, x.slots, f.entering, x.initial,
-            f.final, slots, total, T, s.num_sequences, s.num_shared_chunks, shape=x.shape, K=x.gate.shape[1], PART=part,
+            final, slots, total, T, s.num_sequences, s.num_shared_chunks, shape=x.shape, K=x.gate.shape[1], PART=part,
             Q=tile.heads, BD=tile.block_d, BV=tile.block_v, STAGES=tile.stages, warps=tile.warps,
         )  # fmt: skip
-    return sum_slots(slots) if total is None else total, f.final, f if s.save else None
+    return sum_slots(slots) if total is None else total, final, f if s.keeps else None
 
 
 def chunks_of(x: ChunkProblem, *, falls: bool) -> Forward:

@@ -39,10 +39,10 @@ class Settings:
     k_map: str
 
     @property
-    def again(self) -> bool:
-        """Whether the backward pass makes what chunks hold once more. Under the delta rule no segments share a chunk,
-        and for many short documents the chunks of all layers would take most of the memory."""
-        return self.by_slot or self.corrects
+    def keeps(self) -> bool:
+        """Whether what chunks hold waits for the backward pass. Under the delta rule that makes it once more: there no
+        segments share a chunk, and for many short documents the chunks of all layers would take most of the memory."""
+        return self.save and not (self.by_slot or self.corrects)
 
     def encode(self) -> tuple[list[int], list[float], str]:
         """The same in types that a torch operator takes; sizes may be symbols."""
@@ -219,10 +219,8 @@ def slots_of(layout: SlotLayout) -> Slots:
 
 @dc.dataclass(frozen=True, slots=True)
 class Forward:
-    """What the kernels of the forward pass write; all but the final state serve the backward pass."""
+    """What the kernels of the forward pass write for each other, and for the backward pass."""
 
-    final: Tensor | None
-    """[S, M, H, D, V]"""
     qt: Tensor
     """[chunks, Hq, C, D] queries decayed from the chunk's start"""
     kt: Tensor
@@ -257,18 +255,13 @@ class Forward:
         return self.kt if self.packed_k is None else self.packed_k
 
     def to_save(self) -> list[Tensor | None]:
-        """What the backward pass needs."""
-        return [getattr(self, name) for name in SAVED]
+        """All of it, as `saved` takes it."""
+        return [getattr(self, field.name) for field in dc.fields(self)]
 
     @classmethod
-    def saved(cls, tensors: list[Tensor | None]) -> "Forward":
-        """The forward pass that `to_save` took apart, without its final state."""
-        held: dict[str, Any] = dict(zip(SAVED, tensors, strict=True))
-        return cls(final=None, **held)
-
-
-SAVED = tuple(field.name for field in dc.fields(Forward) if field.name != "final")
-"""tensors of a forward pass that the backward pass needs, by name"""
+    def saved(cls, tensors: list[Any]) -> "Forward":
+        """What `to_save` took apart."""
+        return cls(*tensors)
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -303,7 +296,6 @@ def allocate(x: ChunkProblem, *, falls: bool) -> Forward:
     qt, kt = new(chunks, Hq, CHUNK, D, dtype=x.low), new(chunks, H, CHUNK, D, dtype=x.low)
     packed, softmax = x.settings.packed, x.settings.k_map == "softmax"
     return Forward(
-        final=None if x.initial is None or x.settings.corrects else x.initial.clone(),
         qt=qt,
         kt=kt,
         packed_q=torch.empty_like(qt) if packed else None,
