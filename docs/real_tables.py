@@ -105,6 +105,31 @@ def coder() -> str:
     return "\n".join(table(("what stays softmax; the others", "cache at 8K", *names), lines))
 
 
+def coder_rates() -> str:
+    """Held-out KL of the second teacher's conversion by the rates of its weights."""
+    lines = []
+    for run in _load("coder_rates.json")["runs"]:
+        first, second = run["held_out_kl"].values()
+        after = [_nats(min(first, key=lambda at: abs(at[0] - tokens))[1]) for tokens in (3e6, 10e6, 16e6)]
+        mixers, rest = (f"{run['rates']['distill'][group]:.1e}" for group in ("mixers", "rest"))
+        lines.append((run["name"], f"{mixers}, {rest}", *after, _nats(min(kl for _, kl in second))))
+    head = ("rates", "of attention, of the rest", "KL after 3M", "10M", "16M", "in the second stage")
+    return "\n".join(table(head, lines))
+
+
+def step_kinds() -> str:
+    """Milliseconds of the GPU in a training step, by kind of kernel."""
+    parts = _load("../training/step_smollm2.json")["parts"]
+    kinds = list(next(iter(parts.values()))["kinds"])
+    lines = [(kind, *(_milliseconds(part["kinds"].get(kind)) for part in parts.values())) for kind in kinds]
+    lines.append(("all", *(f"{part['busy_ms']:.0f}" for part in parts.values())))
+    return "\n".join(table(("kind of kernel", *parts), lines))
+
+
+def _milliseconds(found: dict[str, float] | None) -> str:
+    return "-" if found is None else f"{found['ms']:.1f}"
+
+
 def decoding() -> str:
     """Time of a decoding step and bytes of a row's cache, by what stays softmax, context and rows of a step."""
     report = _load("decoding_smollm2.json")
@@ -206,5 +231,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "real-digits": digits,
     "real-steps": steps,
     "real-coder": coder,
+    "real-coder-rates": coder_rates,
+    "real-step-kinds": step_kinds,
     "real-decoding": decoding,
 }

@@ -1,5 +1,6 @@
 """Tables of the page *Why these recipes*: rates and budgets by the rule."""
 
+import dataclasses as dc
 from collections.abc import Callable
 
 from docs.markdown import table
@@ -14,24 +15,33 @@ from sse_convert.recipe.recommended import (
 )
 from sse_convert.recipe.units import format_count
 
-WIDTHS = (192, 512, 1024, 2048, 4096, 5120)
 BUDGETS = (32_000_000, 135_000_000, 600_000_000, 8_000_000_000)
 RULES = {"heads": HEADS, "layers": LAYERS}
 """what is kept -> what was measured"""
+RATES = (
+    ("heads", 576, 0.17),
+    ("heads", 896, 0.018),
+    ("heads", 1024, 0.02),
+    ("heads", 4096, 0.02),
+    ("layers", 512, 0.02),
+    ("layers", 1024, 0.02),
+    ("layers", 4096, 0.02),
+)
+"""what is kept, width, root mean square of the weights"""
 
 
 def recipe_rates() -> str:
-    """The rates of the first stage by width."""
-    head = ("width", *(f"{kept}: {of}" for kept in RULES for of in ("the teacher's attention", "what is new")))
-    return "\n".join(table(head, [(str(width), *_rates(width)) for width in WIDTHS]))
+    """The rates of the first stage: beside layers by width, beside heads by the size of weights."""
+    head = ("kept", "width", "size of weights", "the teacher's attention", "its other weights", "what is new")
+    return "\n".join(table(head, [_rates(*row) for row in RATES]))
 
 
-def _rates(width: int) -> list[str]:
-    found: list[str] = []
-    for measured in RULES.values():
-        rates = scaled_rates(measured, measured.recipe.stages[0], width, whole=False)
-        found += [f"{rate:g}" for rate in rates.values()]
-    return found
+def _rates(kept: str, width: int, size: float) -> list[str]:
+    measured = RULES[kept]
+    sizes = dc.replace(_sizes(0, measured), width=width, weight_size=size)
+    rates = scaled_rates(sizes, measured.recipe.stages[0], whole=measured.by_heads)
+    shown = [f"{rates[group]:g}" if group in rates else "-" for group in ("mixers", "rest", "new")]
+    return [kept, str(width), f"{size:g}" if measured.by_heads else "any", *shown]
 
 
 def recipe_budgets() -> str:
@@ -45,11 +55,21 @@ def recipe_budgets() -> str:
 
 
 def _budget(parameters: int, measured: Measured) -> list[str]:
-    heads = 8 if measured.by_heads else 0
-    sizes = ModelSizes(width=512, parameters=parameters, positions=LONGEST_ROW, full=(True,), heads=(heads,))
-    stages = recommended_stages(sizes)
+    stages = recommended_stages(_sizes(parameters, measured))
     shown = [[format_count(stage[key]) for stage in stages] for key in ("tokens", "seq_len", "batch_tokens")]
     return [" and ".join(values) for values in shown]
+
+
+def _sizes(parameters: int, measured: Measured) -> ModelSizes:
+    """Of a model of the measured width."""
+    return ModelSizes(
+        width=measured.width,
+        weight_size=measured.weight_size,
+        parameters=parameters,
+        positions=LONGEST_ROW,
+        full=(True,),
+        heads=(8 if measured.by_heads else 0,),
+    )
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

@@ -2,8 +2,9 @@
 
     what stays      a tenth of the heads, where layers have three or more key-value heads, a quarter where they have
                     two, otherwise a quarter of the layers; chosen before training (`ModelSizes.measured`)
-    rates           those of the measured recipe, times its width over the model's (`RATE_POWER`); beside heads they
-                    only fall; in smaller steps times the root of the step over the measured one
+    rates           those of the measured recipe: beside whole layers times its width over the model's, beside heads by
+                    the size of the weights (`size_factors`); in smaller steps times the root of the step over the
+                    measured one
     tokens          as many per parameter as the measured recipe had, or as its rule says, at most 600M and 200M
     a step's tokens those of the measured recipe, times the square root of how many times its tokens are trained on, as
                     a power of two; eight rows at least, so that eight GPUs can share a step
@@ -23,8 +24,8 @@ from sse_convert.mixers import FULL, SSESlidingMixer, changed_settings
 from sse_convert.recipe.loader import load_recipe
 from sse_convert.recipe.schema import Calibrate, LearningRates, Needles, Recipe, Stage
 
-RATE_POWER = 1.0
-"""of width, by which rates fall: a step of Adam moves what a matrix gives by its rate times the width"""
+USUAL_SIZE = 0.02
+"""root mean square of the weights of most models' output projections, where a model's own are not read"""
 MOST_TOKENS = (600_000_000, 200_000_000)
 LONGEST_ROW = 32768
 SHORT_ROW = 4096
@@ -48,6 +49,8 @@ class Measured:
     """of the recipe"""
     width: int
     """hidden size of its model"""
+    weight_size: float
+    """root mean square of the weights of its output projections, the median of all layers"""
     per_parameter: tuple[float, float]
     """tokens of the two stages"""
     select: dict[str, str]
@@ -69,10 +72,14 @@ def _packaged(name: str) -> Recipe:
     return load_recipe(name)
 
 
-LAYERS = Measured(name="teacher-qwen3-32m", width=512, per_parameter=(3, 1), select={"keep": "25%"})
+LAYERS = Measured(name="teacher-qwen3-32m", width=512, weight_size=0.038, per_parameter=(3, 1), select={"keep": "25%"})
 """whole layers"""
 HEADS = Measured(
-    name="smollm2-135m-heads", width=576, per_parameter=(0.104, 0.0446), select={"keep": "10%", "by": "heads"}
+    name="smollm2-135m-heads",
+    width=576,
+    weight_size=0.17,
+    per_parameter=(0.104, 0.0446),
+    select={"keep": "10%", "by": "heads"},
 )
 """single heads, where layers have three or more"""
 HEADS_OF_TWO = dc.replace(HEADS, select={"keep": "25%", "by": "heads"})
@@ -85,6 +92,8 @@ class ModelSizes:
 
     width: int
     """hidden size"""
+    weight_size: float
+    """root mean square of the weights of its output projections, the median of all layers"""
     parameters: int
     positions: int
     """longest context"""
@@ -100,25 +109,36 @@ class ModelSizes:
         return LAYERS if fewest < 2 else HEADS_OF_TWO if fewest == 2 else HEADS
 
 
-def scaled_rates(
-    measured: Measured, stage: Stage, width: int, step: int | None = None, *, whole: bool
-) -> dict[str, float]:
-    """Learning rates of a measured stage at another width, with two digits. Beside whole layers they were measured on
-    narrower models too, and rise there; beside heads such a model then ended further from its teacher than it began.
-    In smaller steps, whose gradients are noisier, they fall as the root of the step's tokens.
+def size_factors(sizes: ModelSizes) -> dict[str, float]:
+    """What the measured rates of each group are multiplied by.
+
+    AdamW moves what a matrix gives by its rate times the width: beside whole layers rates fall as width rises. Muon
+    moves a matrix by its rate, whatever its size: beside heads the rates of the teacher's weights fall with their
+    size, and those of what the teacher does not have with the root of that and with width. None of these rises.
+    """
+    measured = sizes.measured
+    by_width, by_size = measured.width / sizes.width, min(1.0, sizes.weight_size / measured.weight_size)
+    if not measured.by_heads:
+        return dict.fromkeys(("mixers", "new", "rest"), by_width)
+    return {"mixers": by_size, "new": math.sqrt(by_size) * min(1.0, by_width), "rest": by_size}
+
+
+def scaled_rates(sizes: ModelSizes, stage: Stage, step: int | None = None, *, whole: bool) -> dict[str, float]:
+    """Learning rates of a measured stage for another model, with two digits. In smaller steps, whose gradients are
+    noisier, they fall as the root of the step's tokens.
 
     Args:
-        measured: the recipe.
-        stage: of it.
-        width: hidden size of the model.
+        sizes: of the model.
+        stage: of the measured recipe.
         step: tokens of an optimizer step; None for the measured one.
         whole: all weights are trained.
     """
     assert isinstance(stage.lr, LearningRates)
-    factor = (measured.width / (max(width, measured.width) if measured.by_heads else width)) ** RATE_POWER
-    factor *= math.sqrt(min(1.0, (step or stage.batch_tokens) / stage.batch_tokens))
+    noise, factors = math.sqrt(min(1.0, (step or stage.batch_tokens) / stage.batch_tokens)), size_factors(sizes)
     rates = {group: rate for group, rate in dc.asdict(stage.lr).items() if rate is not None}
-    return {group: _rounded(rate * factor, 2) for group, rate in rates.items() if whole or group != "rest"}
+    return {
+        group: _rounded(rate * factors[group] * noise, 2) for group, rate in rates.items() if whole or group != "rest"
+    }
 
 
 def budgets(sizes: ModelSizes) -> tuple[int, int]:
@@ -174,7 +194,7 @@ def recommended_stages(
             "tokens": max(tokens, step),
             "seq_len": seq_len,
             **({} if whole else {"train": "mixers"}),
-            "lr": scaled_rates(measured, stage, sizes.width, step, whole=whole),
+            "lr": scaled_rates(sizes, stage, step, whole=whole),
             "batch_tokens": step,
             **({"optimizer": stage.optimizer} if stage.optimizer != "adamw" else {}),
             "warmup": stage.warmup,

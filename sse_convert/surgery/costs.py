@@ -227,7 +227,7 @@ class _Stages:
         self._problems = functools.partial(context_problems, teacher=teacher, mixers=mixers)
         self._known: dict[tuple[object, ...], StageMemory] = {}
         compiled = sum(compiles_layers(stage, recipe.train) for stage in recipe.stages)
-        self.beside = beside_training(compiled, calibrated=recipe.calibrate.enabled)
+        self.beside = beside_training(recipe, geometry, compiled=compiled)
 
     def cost(self, stage: Stage) -> StageCost:
         """What a stage costs."""

@@ -66,16 +66,22 @@ def _memory_lines(costs: Costs) -> list[str]:
         "time, activations computed twice; times of ways that need that are longer):",
         *table(("stage", "time", *columns), rows),
         *measured_line(stage.measured for stage in costs.stages).splitlines(),
-        _beside_line(costs.beside),
+        *_beside_lines(costs.beside),
     ]
 
 
-def _beside_line(beside: Beside) -> str:
-    parts = {"compiling": beside.compiling, "calibrating": beside.calibrating, "all else": beside.all_else}
-    said = ", ".join(f"{hours * 3600:.0f} s {name}" for name, hours in parts.items() if hours)
-    return (
-        f"a run takes about {time_in_words(beside.hours)} beside its steps and its choice: {said} (SmolLM2 on an H200)"
-    )
+def _beside_lines(beside: Beside) -> list[str]:
+    parts = {
+        "compiling": beside.compiling,
+        "calibrating": beside.calibrating,
+        "evaluating": beside.evaluating,
+        "all else": beside.all_else,
+    }
+    said = ", ".join(f"{hours * 3600:.0f} s {name}" for name, hours in parts.items() if round(hours * 3600))
+    return [
+        f"a run takes about {time_in_words(beside.hours)} beside its steps and its choice: {said}",
+        "(as measured of SmolLM2 on an H200; evaluating by FLOPs, as steps)",
+    ]
 
 
 def _gib(size: int | None) -> str:

@@ -43,7 +43,7 @@ from sse_convert.surgery.plan_report import Plan
 from sse_convert.surgery.recipe_lines import recipe_body, recipe_header, text_lines
 from sse_convert.surgery.recipe_text import recipe_text
 from sse_convert.surgery.recipe_time import Pace, fitted_share
-from sse_convert.surgery.wanted_recipe import Cpu, Machine, NewRecipe, Wanted, sizes_of
+from sse_convert.surgery.wanted_recipe import Cpu, Machine, NewRecipe, Wanted, read_weight_size, sizes_of
 
 SHORTEST_HELD_OUT = 256
 """tokens of a row that is measured on; less text than that is refused by `run`"""
@@ -55,7 +55,7 @@ CPU_ROW = 2048
 """tokens of the second stage's rows on a CPU"""
 CPU_HOURS = 2.0
 """that a recipe for a CPU takes, where nobody says"""
-FULL_EVAL = {"tokens": 131072, "samples": 500}
+FULL_EVAL = {"tokens": 131072, "samples": 200}
 CPU_EVAL = {"tokens": 8192, "samples": 20}
 """tokens and needles of each length that are measured, on a GPU and on a CPU"""
 TRAINED_BYTES = 12
@@ -95,7 +95,11 @@ class _Shape:
 def _chosen(wanted: Wanted, teacher: Teacher, machine: Machine | None) -> NewRecipe:
     """The one with the longest rows that fits, else that with the shortest rows; of full length for any machine. With
     all weights trained, where the rule does so, before those of converted layers alone."""
-    sizes, longest, least = sizes_of(teacher), LONGEST_ROW, LEAST_ROWS if machine is None else machine.gpus
+    sizes, longest, least = (
+        sizes_of(teacher, wanted.weight_size),
+        LONGEST_ROW,
+        LEAST_ROWS if machine is None else machine.gpus,
+    )
     ways = (True, False) if may_train_all(sizes) else (False,)
     made = None
     while longest >= SHORTEST_ROW:
@@ -110,7 +114,7 @@ def _chosen(wanted: Wanted, teacher: Teacher, machine: Machine | None) -> NewRec
 
 def _on_gpus(wanted: Wanted, teacher: Teacher, machine: Machine | None, shape: _Shape) -> NewRecipe:
     """The recipe of a shape, within the time that is asked for."""
-    sizes = sizes_of(teacher)
+    sizes = sizes_of(teacher, wanted.weight_size)
     made = _planned(wanted, teacher, machine, shape, _most_share(wanted, sizes, 1.0))
     most = _most_share(wanted, sizes, sum(MOST_TOKENS) / sum(budgets(sizes)))
     for _ in range(0 if wanted.hours is None else 2):  # stages of another length may fit, and compile, in another way
@@ -134,7 +138,7 @@ def _gpu_pace(made: NewRecipe, way: Way) -> Pace:
 
 
 def _planned(wanted: Wanted, teacher: Teacher, machine: Machine | None, shape: _Shape, share: float) -> NewRecipe:
-    data = _data(wanted, sizes_of(teacher), shape, share)
+    data = _data(wanted, sizes_of(teacher, wanted.weight_size), shape, share)
     recipe, plan = _plan(data, wanted, teacher)
     way = _way_anywhere(plan, whole=shape.whole) if machine is None else _way_on(machine, recipe, teacher)
     return NewRecipe(text="", data=data, recipe=recipe, way=way, plan=plan)
@@ -148,7 +152,7 @@ def _plan(data: dict[str, Any], wanted: Wanted, teacher: Teacher, *, cpu: bool =
 
 def _on_cpu(wanted: Wanted, teacher: Teacher, cpu: Cpu) -> NewRecipe:
     """The recipe that this CPU finishes in the time asked for: of all weights where the machine's memory holds that."""
-    if may_train_all(sizes_of(teacher)):
+    if may_train_all(sizes_of(teacher, wanted.weight_size)):
         made = _in_time(wanted, teacher, _Shape(CPU_ROW, 1, whole=True))
         if _cpu_bytes(made.plan) <= USABLE * cpu.memory:
             return made
@@ -156,7 +160,7 @@ def _on_cpu(wanted: Wanted, teacher: Teacher, cpu: Cpu) -> NewRecipe:
 
 
 def _in_time(wanted: Wanted, teacher: Teacher, shape: _Shape) -> NewRecipe:
-    sizes = sizes_of(teacher)
+    sizes = sizes_of(teacher, wanted.weight_size)
     known = 1.0 if wanted.hours is None else sum(MOST_TOKENS) / sum(budgets(sizes))
     most = _most_share(wanted, sizes, known)
     _, drafted = _plan(_data(wanted, sizes, shape, most, CPU_EVAL), wanted, teacher, cpu=True)
@@ -207,7 +211,8 @@ def write_new_recipe(
     teacher = open_for_planning(model)
     found = recipe_text(teacher, text, held_out)
     name, command = title.lower(), shlex.quote(str(target))
-    wanted = Wanted(model=model, name=name, title=title, command=command, text=found, hours=hours)
+    size = read_weight_size(teacher)
+    wanted = Wanted(model=model, name=name, title=title, command=command, text=found, weight_size=size, hours=hours)
     made, told = _for_here(teacher, wanted)
     write_text(target, made.text)
     choice = made.plan.choice

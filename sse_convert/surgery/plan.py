@@ -30,7 +30,7 @@ from sse_convert.surgery.cpu_speed import forward_flops_per_second
 from sse_convert.surgery.job import Job
 from sse_convert.surgery.memory import GPU_GIB, StageMemory, cpu_rows
 from sse_convert.surgery.plan_report import CacheRow, ChoiceRow, LayerRow, NextStep, Plan, StageRow
-from sse_convert.surgery.speed import nearest_speed, training_flops
+from sse_convert.surgery.speed import evaluation_flops, nearest_speed, training_flops
 from sse_convert.surgery.stage_memory import compiles_layers, stage_memory, still_the_teachers, trained_parameters
 
 CALIBRATION = 10
@@ -159,13 +159,10 @@ def _stage_row(recipe: Recipe, stage: Stage, geometry: Geometry, mixers: Mixers,
 
 def _cpu_beside(recipe: Recipe, geometry: Geometry) -> float:
     """Hours of this machine's CPU for calibrating and measuring, teacher and hybrid."""
-    own, needle, wanted = recipe.calibrate, recipe.eval.needle, recipe.eval.tokens
-    samples = 0 if needle is None else needle.samples
-    read = [(2 * wanted, length) for length in recipe.eval.lengths if wanted]
-    read += [(2 * samples * length, length) for length in (() if needle is None else needle.lengths)]
-    read += [(CALIBRATION * own.rows * own.seq_len, own.seq_len)] * own.enabled
+    own = recipe.calibrate
     plain: Mixers = [None] * geometry.layers
-    flops = sum(tokens * budget.forward_flops(geometry, plain, length) for tokens, length in read)
+    tokens = CALIBRATION * own.rows * own.seq_len * own.enabled
+    flops = evaluation_flops(recipe, geometry) + tokens * budget.forward_flops(geometry, plain, own.seq_len)
     return flops / forward_flops_per_second(torch.float32) / 3600
 
 

@@ -23,9 +23,9 @@ def recipe_header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str
         teacher: the opened model.
     """
     assert made.plan.choice is not None
-    choice, way, sizes = made.plan.choice, made.way, sizes_of(teacher)
+    choice, way, sizes = made.plan.choice, made.way, sizes_of(teacher, wanted.weight_size)
     measured = sizes.measured
-    ruled = f"rates by width ({measured.width} to {teacher.dims.hidden}), tokens of a step, rows"
+    ruled = f"{_rates(sizes, read=wanted.weight_size is not None)}, tokens of a step, rows"
     ruled += "" if made.data["mixers"].get(MIXER, {}) == recommended_mixer(measured=measured) else ", window"
     kept = f"{choice.keep} of {len(choice.among)} {choice.what} stay softmax, chosen before training"
     command = f"sse-convert run {wanted.command}"
@@ -41,6 +41,15 @@ def recipe_header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str
         *([wanted.note] if wanted.note else []),
     ]
     return [f"# {line}" for line in lines]
+
+
+def _rates(sizes: ModelSizes, *, read: bool) -> str:
+    """What the rates follow from."""
+    measured = sizes.measured
+    if not measured.by_heads:
+        return f"rates by width ({measured.width} to {sizes.width})"
+    unread = "" if read else ", the usual one: they were not read"
+    return f"rates by the size of weights ({measured.weight_size:g} to {sizes.weight_size:.2g}{unread})"
 
 
 def _evidence(recipe: Recipe, sizes: ModelSizes) -> list[str]:

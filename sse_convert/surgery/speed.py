@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sse_convert.recipe.schema import Stage
+from sse_convert.recipe.schema import Recipe, Stage
 from sse_convert.surgery import budget
 from sse_convert.surgery.budget import Geometry, Mixers
 
@@ -90,26 +90,45 @@ class Beside:
     compiling: float
     """in the first steps of stages"""
     calibrating: float
+    evaluating: float
+    """scaled by FLOPs, as the steps are"""
     all_else: float
-    """starting, reading, converting, measuring and writing; a larger model takes longer"""
+    """starting, reading, converting and writing; a larger model takes longer"""
 
     @property
     def hours(self) -> float:
         """Of all."""
-        return self.compiling + self.calibrating + self.all_else
+        return self.compiling + self.calibrating + self.evaluating + self.all_else
 
 
-def beside_training(compiled: int, *, calibrated: bool) -> Beside:
+def beside_training(recipe: Recipe, geometry: Geometry, *, compiled: int) -> Beside:
     """What a run takes beside its steps, on GPUs.
 
     Args:
+        recipe: what is calibrated and measured.
+        geometry: the model's sizes.
         compiled: stages whose layers are compiled.
-        calibrated: new tensors are calibrated.
     """
     seconds = _measured()["beside"]
     first = seconds["first_step"] + (compiled - 1) * seconds["later_first_step"] if compiled else 0.0
-    own = seconds["calibrating"] if calibrated else 0.0
-    return Beside(compiling=first / 3600, calibrating=own / 3600, all_else=seconds["all_else"] / 3600)
+    own = seconds["calibrating"] if recipe.calibrate.enabled else 0.0
+    row = max(recipe.eval.lengths, default=1)
+    near = nearest_speed("kl", geometry.dims.hidden, row, whole=True, experts=geometry.has_experts)
+    return Beside(
+        compiling=first / 3600,
+        calibrating=own / 3600,
+        evaluating=near.hours(evaluation_flops(recipe, geometry)),
+        all_else=seconds["all_else"] / 3600,
+    )
+
+
+def evaluation_flops(recipe: Recipe, geometry: Geometry) -> float:
+    """Of teacher and hybrid reading what `eval` asks for, the hybrid as if it were plain."""
+    needle, tokens = recipe.eval.needle, recipe.eval.tokens
+    read = [(tokens, length) for length in recipe.eval.lengths if tokens]
+    read += [(needle.samples * length, length) for length in needle.lengths] if needle else []
+    plain: Mixers = [None] * geometry.layers
+    return 2 * sum(wanted * budget.forward_flops(geometry, plain, length) for wanted, length in read)
 
 
 def nearest_speed(loss: str, hidden_size: int, seq_len: int, *, whole: bool, experts: bool) -> MeasuredSpeed:

@@ -1,11 +1,14 @@
 """What a new recipe is asked for with, and what it is once it is made."""
 
 import dataclasses as dc
+import math
+import statistics
 from typing import Any
 
 from sse_convert.checkpoints.teacher import Teacher
+from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor
 from sse_convert.recipe import Recipe
-from sse_convert.recipe.recommended import ModelSizes
+from sse_convert.recipe.recommended import USUAL_SIZE, ModelSizes
 from sse_convert.surgery.costs import Way
 from sse_convert.surgery.plan_report import Plan
 from sse_convert.surgery.recipe_text import WEB_TEXT, RecipeText
@@ -46,6 +49,8 @@ class Wanted:
     license: str | None = None
     note: str = ""
     """a line of the header"""
+    weight_size: float | None = None
+    """root mean square of the weights of its output projections; None where they were not read"""
     hours: float | None = None
     """that choosing, training and measuring may take; None for the rule's tokens, and two on a CPU"""
 
@@ -70,13 +75,32 @@ class NewRecipe:
         return self.way is not None or self.pace is not None
 
 
-def sizes_of(teacher: Teacher) -> ModelSizes:
-    """What the rule reads of a model."""
+def sizes_of(teacher: Teacher, weight_size: float | None = None) -> ModelSizes:
+    """What the rule reads of a model.
+
+    Args:
+        teacher: the opened model.
+        weight_size: root mean square of the weights of its output projections; None for the usual one.
+    """
     softmax = set(teacher.softmax_layers)
     return ModelSizes(
         width=teacher.dims.hidden,
+        weight_size=USUAL_SIZE if weight_size is None else weight_size,
         parameters=teacher.files.parameters,
         positions=teacher.text.max_position_embeddings,
         full=tuple(i in softmax and window is None for i, window in enumerate(teacher.windows)),
         heads=teacher.separable_heads,
     )
+
+
+def read_weight_size(teacher: Teacher) -> float | None:
+    """Root mean square of the weights of the output projections, the median of all layers; None where the weights are
+    not on this machine or hold no floats."""
+    files = teacher.files
+    infos = [
+        files.tensors[teacher.attention_tensor(i, f"{teacher.spec.output}.weight")] for i in teacher.softmax_layers
+    ]
+    if not all((files.folder / info.shard).is_file() and TORCH_DTYPES[info.dtype].is_floating_point for info in infos):
+        return None
+    squares = [read_tensor(files.folder, info).float().square().mean().item() for info in infos]
+    return math.sqrt(statistics.median(squares))

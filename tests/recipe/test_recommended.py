@@ -1,12 +1,12 @@
 """The rule that carries the measured recipe to other sizes."""
 
 import dataclasses as dc
-import json
 from pathlib import Path
 
 import pytest
 
 from sse_convert.checkpoints.load_model import load_tokenizer
+from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.data.needle import load_words
 from sse_convert.data.recall_rows import crowding
 from sse_convert.mixers import changed_settings
@@ -29,14 +29,20 @@ from sse_convert.recipe.recommended import (
     step_tokens,
 )
 from sse_convert.recipe.schema import Needles
+from sse_convert.surgery.wanted_recipe import read_weight_size
 from tests.model_configs import model_config
 
 TEACHER = Path(__file__).parents[2] / "demo" / "teacher"
 
 
-def sizes(parameters=134_515_008, width=576, positions=8192, heads=(3, 3), full=None):
+def sizes(parameters=134_515_008, width=576, weight_size=0.17, positions=8192, heads=(3, 3), full=None):
     full = full or (True,) * len(heads)
-    return ModelSizes(width=width, parameters=parameters, positions=positions, full=full, heads=heads)
+    return ModelSizes(
+        width=width, weight_size=weight_size, parameters=parameters, positions=positions, full=full, heads=heads
+    )
+
+
+WHOLE_LAYERS = sizes(width=LAYERS.width, weight_size=LAYERS.weight_size, heads=(0, 0))
 
 
 @pytest.mark.parametrize(
@@ -55,29 +61,46 @@ def test_heads_are_kept_where_layers_have_several(heads, full, expected):
     assert sizes(heads=heads, full=full).measured is expected
 
 
-@pytest.mark.parametrize("measured", [LAYERS, HEADS])
-def test_at_the_measured_width_the_rates_are_the_measured_ones(measured):
-    for stage in measured.recipe.stages:
-        rates = scaled_rates(measured, stage, measured.width, whole=True)
+@pytest.mark.parametrize("measured", [sizes(), WHOLE_LAYERS])
+def test_the_measured_model_gets_the_measured_rates(measured):
+    for stage in measured.measured.recipe.stages:
+        rates = scaled_rates(measured, stage, whole=True)
         assert rates == {group: rate for group, rate in dc.asdict(stage.lr).items() if rate is not None}
         assert step_tokens(stage, stage.tokens, 512) == stage.batch_tokens
 
 
-@pytest.mark.parametrize("measured", [LAYERS, HEADS])
-def test_rates_fall_as_width_rises(measured):
-    stage = measured.recipe.stages[0]
-    for group, rate in {"mixers": stage.lr.mixers, "new": stage.lr.new}.items():
-        assert scaled_rates(measured, stage, 8 * measured.width, whole=False)[group] == pytest.approx(
-            rate / 8, rel=0.05
-        )
-        narrow = scaled_rates(measured, stage, measured.width // 2, whole=False)[group]
-        assert narrow == pytest.approx(rate if measured.by_heads else 2 * rate, rel=0.05)
+@pytest.mark.parametrize("width", [256, 1024, 4096])
+def test_beside_layers_rates_fall_as_width_rises(width):
+    stage = LAYERS.recipe.stages[0]
+    rates = scaled_rates(dc.replace(WHOLE_LAYERS, width=width), stage, whole=False)
+    assert rates["mixers"] == pytest.approx(stage.lr.mixers * 512 / width, rel=0.05)
+    assert rates["new"] == pytest.approx(stage.lr.new * 512 / width, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "of_teacher", "of_new"),
+    [
+        (0.017, 576, 0.1, 0.1**0.5),
+        (0.017, 1152, 0.1, 0.1**0.5 / 2),
+        (0.17, 288, 1, 1),  # narrower: none rises
+        (1.7, 576, 1, 1),  # larger: none rises
+    ],
+)
+def test_beside_heads_rates_fall_with_the_size_of_the_weights(size, width, of_teacher, of_new):
+    stage = HEADS.recipe.stages[0]
+    rates = scaled_rates(sizes(weight_size=size, width=width), stage, whole=True)
+    expected = {
+        "mixers": stage.lr.mixers * of_teacher,
+        "rest": stage.lr.rest * of_teacher,
+        "new": stage.lr.new * of_new,
+    }
+    assert rates == {group: pytest.approx(rate, rel=0.05) for group, rate in expected.items()}
 
 
 @pytest.mark.parametrize(("step", "factor"), [(1 / 32, 32**-0.5), (1 / 4, 1 / 2), (1, 1), (8, 1)])
 def test_rates_fall_with_the_root_of_smaller_steps(step, factor):
     stage = HEADS.recipe.stages[0]
-    rates = scaled_rates(HEADS, stage, HEADS.width, round(step * stage.batch_tokens), whole=True)
+    rates = scaled_rates(sizes(), stage, round(step * stage.batch_tokens), whole=True)
     assert rates["new"] == pytest.approx(stage.lr.new * factor, rel=0.05)
 
 
@@ -152,9 +175,11 @@ def test_the_mixer_beside_whole_layers_is_the_measured_one_but_for_its_heads():
 
 
 @pytest.mark.shared
-def test_the_measured_width_is_that_of_the_measured_model():
-    config = preset_path("qwen3-8b").parent.parent / LAYERS.recipe.model / "config.json"
-    if not config.is_file():
+def test_what_was_measured_is_of_the_measured_model():
+    folder = preset_path("qwen3-8b").parent.parent / LAYERS.recipe.model
+    if not folder.is_dir():
         pytest.skip("needs the checkpoints in ../shared")
-    assert json.loads(config.read_text())["hidden_size"] == LAYERS.width
+    teacher = open_teacher(folder)
+    assert teacher.dims.hidden == LAYERS.width
+    assert read_weight_size(teacher) == pytest.approx(LAYERS.weight_size, rel=0.02)
     assert model_config("smollm2-135m")["hidden_size"] == HEADS.width

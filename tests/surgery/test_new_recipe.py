@@ -1,12 +1,17 @@
 """`sse-convert recipes new`: the recipe that the rule gives, for a model, a machine and a text."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from sse_convert import api
+from sse_convert.checkpoints.config_only import open_for_planning
+from sse_convert.checkpoints.teacher import open_teacher
 from sse_convert.cli.app import app
 from sse_convert.cli.runner import run_app
 from sse_convert.errors import CheckpointError, DataError, OutputError
@@ -19,6 +24,7 @@ from sse_convert.surgery.memory import GIB
 from sse_convert.surgery.new_recipe import Machine, Wanted, new_recipe, sizes_of
 from sse_convert.surgery.recipe_text import RecipeText
 from sse_convert.surgery.speed import nearest_speed
+from sse_convert.surgery.wanted_recipe import read_weight_size
 from tests.model_configs import config_path, model_config
 from tests.surgery.synthetic import teacher_from_config
 
@@ -45,6 +51,24 @@ def test_what_is_written_is_what_was_planned(name, tmp_path):
     assert [stage.tokens for stage in new.recipe.stages] == [s["tokens"] for s in recommended_stages(sizes_of(teacher))]
     for row in new.plan.stages:
         assert f"{row.steps:,} steps" in new.text
+
+
+def test_rates_follow_the_size_of_weights_that_are_on_this_machine(tmp_path):
+    teacher = open_teacher(TEACHER)
+    tensors = load_file(TEACHER / "model.safetensors")
+    sizes = [weight.float().square().mean().sqrt() for name, weight in tensors.items() if "o_proj.weight" in name]
+    assert read_weight_size(teacher) == pytest.approx(torch.stack(sizes).quantile(0.5).item(), rel=0.01)
+    smaller = shutil.copytree(TEACHER, tmp_path / "smaller")
+    save_file({name: tensor / 10 for name, tensor in tensors.items()}, smaller / "model.safetensors")
+    assert read_weight_size(open_teacher(smaller)) == pytest.approx(read_weight_size(teacher) / 10, rel=0.01)
+    (smaller / "model.safetensors").unlink()
+    assert read_weight_size(open_for_planning(smaller)) is None
+    rates = {}
+    for size, said in {0.017: "(0.17 to 0.017)", None: "(0.17 to 0.02, the usual one: they were not read)"}.items():
+        _, new = made("qwen3-0.6b", weight_size=size)
+        assert f"rates by the size of weights {said}" in new.text
+        rates[size] = new.recipe.stages[0].lr.mixers
+    assert rates[0.017] == pytest.approx(0.85 * rates[None], rel=0.05)
 
 
 def test_rows_become_as_long_as_the_machine_holds():

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from sse_convert.recipe import load_recipe
+from sse_convert.recipe import load_recipe, recipe_from_dict
+from sse_convert.recipe.overrides import apply_overrides
 from sse_convert.recipe.schema import Stage
 from sse_convert.surgery.job import Job
+from sse_convert.surgery.new_recipe import new_recipe
 from sse_convert.surgery.plan import make_plan
 from sse_convert.surgery.speed import (
     MEASURED,
@@ -18,12 +20,26 @@ from sse_convert.surgery.speed import (
     speed_of,
     training_flops,
 )
+from sse_convert.surgery.wanted_recipe import Machine, Wanted
 from tests.model_configs import model_config
 from tests.surgery.synthetic import teacher_from_config
 from tests.surgery.test_memory import geometry
 from tools.measured_speed import packaged
 
 REAL = Path(__file__).parents[2] / "benchmarks/real"
+CODER = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+    "vocab_size": 151936,
+}
+"""Qwen2.5-Coder-0.5B-Instruct, as `dequantize` writes it"""
 
 
 def test_the_package_has_what_the_benchmark_measured():
@@ -91,12 +107,26 @@ def test_what_hours_come_from_is_named():
 
 
 def test_what_a_run_takes_beside_its_steps():
-    """Stages after the first compile less; nothing is compiled or calibrated that the recipe does not ask for."""
-    none, one, two = (beside_training(compiled, calibrated=True) for compiled in range(3))
+    """Stages after the first compile less; nothing is compiled, calibrated or measured that nobody asks for."""
+    recipe = load_recipe("smollm2-135m-heads")
+    none, one, two = (beside_training(recipe, geometry(), compiled=compiled) for compiled in range(3))
     assert (none.compiling, none.calibrating, none.all_else) == (0, one.calibrating, one.all_else)
     assert 0 < two.compiling - one.compiling < one.compiling
-    assert two.hours == two.compiling + two.calibrating + two.all_else
-    assert beside_training(2, calibrated=False).hours == pytest.approx(two.hours - two.calibrating)
+    assert two.hours == two.compiling + two.calibrating + two.evaluating + two.all_else
+    bare = load_recipe("smollm2-135m-heads", ["calibrate.enabled=false", "eval={tokens: 0}"])
+    assert beside_training(bare, geometry(), compiled=2).hours == two.compiling + two.all_else
+
+
+def test_measuring_twice_as_many_needles_takes_twice_as_long():
+    hours = [
+        beside_training(
+            load_recipe("smollm2-135m-heads", ["eval.tokens=0", f"eval.needle.samples={samples}"]),
+            geometry(),
+            compiled=0,
+        ).evaluating
+        for samples in (100, 200)
+    ]
+    assert 0 < hours[1] == pytest.approx(2 * hours[0])
 
 
 def test_a_real_run_took_as_long_as_is_reckoned():
@@ -109,6 +139,19 @@ def test_a_real_run_took_as_long_as_is_reckoned():
     recipe = load_recipe("smollm2-135m-heads", tokens)
     way = make_plan(Job.of(recipe, lambda *_: teacher)).costs.way(1, 141)
     assert way.hours * 3600 == pytest.approx(run["seconds"], rel=0.2)
+
+
+def test_a_real_run_of_the_coder_took_as_long_as_is_reckoned():
+    """Twelve heads and states, 24M tokens, 500 needles of 4K and of 32K, as `recipes new` wrote it."""
+    report = json.loads((REAL / "coder_rates.json").read_text())
+    teacher = teacher_from_config(CODER, "coder")
+    new = new_recipe(teacher, Wanted(model="coder", name="coder", title="coder", command="coder"), Machine(1, 141))
+    tokens = [f"stages.{name}.tokens={count}" for name, (count, _) in report["tokens"].items()]
+    data, _ = apply_overrides(new.data, [*tokens, "eval.needle.samples=500"])
+    plan = make_plan(Job.of(recipe_from_dict(data, "coder"), lambda *_: teacher))
+    way = plan.costs.way(1, 141)
+    planned = way.gpu_hours + plan.choice.gpu_hours + way.beside
+    assert planned * 3600 == pytest.approx(report["runs"][0]["seconds"]["whole"], rel=0.2)
 
 
 def test_the_speed_of_a_stage_is_that_of_its_loss_and_of_what_it_trains():
