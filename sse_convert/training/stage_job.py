@@ -19,12 +19,10 @@ from sse_convert.surgery.job import Job
 from sse_convert.surgery.positions import check_row_length, position_limit, stretch
 from sse_convert.training.context import Place, lay_out
 from sse_convert.training.schedule import Schedule
+from sse_convert.training.stage_record import FREE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_FREE = ("name", "micro_batch", "gradient_checkpointing", "context_parallel", "checkpoint_steps")
-"""stage keys that do not decide what is computed, so they may change between interruption and continuation"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,11 +126,11 @@ def _check_positions(job: Job, stage: Stage, files: CheckpointFiles) -> None:
 def _inputs(job: Job, stage: Stage, files: CheckpointFiles, needles: Needles) -> dict[str, Any]:
     """What decides what is computed, beside the text, and settings in which the checkpoint differs."""
     train, data = dc.asdict(job.recipe.train), dc.asdict(job.recipe.data)
-    deciding = ("mixed_precision", "compile", "seed", *(["lora_rank"] if stage.train == "lora" else []))
+    free = FREE["train"] if stage.train == "lora" else (*FREE["train"], "lora_rank")
     inputs: dict[str, Any] = {
         "checkpoint": checkpoint_identity(files.name),
-        "stage": {key: value for key, value in dc.asdict(stage).items() if key not in _FREE},
-        "train": {key: train[key] for key in deciding},
+        "stage": {key: value for key, value in dc.asdict(stage).items() if key not in FREE["stage"]},
+        "train": {key: value for key, value in train.items() if key not in free},
         "data": {"train": data["train"], "needles": dc.asdict(needles), "seed": data["seed"]},
     }
     if stage.loss != "ce":

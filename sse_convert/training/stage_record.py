@@ -10,6 +10,12 @@ from sse_convert.recipe.retired import DEFAULTS
 
 HISTORY = "extended"
 """key of a stage's inputs, once made: its earlier budgets"""
+FREE = {
+    "stage": ("name", "micro_batch", "gradient_checkpointing", "context_parallel", "checkpoint_steps"),
+    "train": ("compile", "cuda_graphs", "validate_every"),
+}
+"""settings of a recipe, by section, that decide nothing of what a stage computes but rounding: they may change before
+its end, and after"""
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
@@ -28,13 +34,13 @@ def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs between two nested mappings of JSON data, one readable line per key. Digests that were never noted
-    do not, nor do retired keys that nobody had set."""
+    do not, nor do retired keys that nobody had set, nor `FREE` ones, of which earlier versions noted some."""
     old, new = flatten(before), flatten(now)
     return [
         f"{key} was {old.get(key, 'unset')!r}, is {new.get(key, 'unset')!r}"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
-        and not ((key.endswith(f".{SEAL}") and key not in old) or _retired(key, old, new))
+        and not ((key.endswith(f".{SEAL}") and key not in old) or _retired(key, old, new) or _free(key))
     ]
 
 
@@ -42,6 +48,12 @@ def _retired(key: str, old: dict[str, Any], new: dict[str, Any]) -> bool:
     """Whether a key is gone that nobody had set."""
     name = key.rpartition(".")[2]
     return key not in new and name in DEFAULTS and old[key] == DEFAULTS[name]
+
+
+def _free(key: str) -> bool:
+    """Whether a dotted key decides nothing."""
+    section, _, name = key.partition(".")
+    return name in FREE.get(section, ())
 
 
 def finished(out: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:

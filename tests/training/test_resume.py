@@ -12,6 +12,7 @@ import torch
 from filelock import FileLock
 from torch.distributed.checkpoint import FileSystemWriter
 
+from sse_convert.checkpoints.identity import read_sealed, write_sealed
 from sse_convert.errors import OutputError, TrainingError
 from sse_convert.modeling.auto import load_pretrained
 from sse_convert.training import checkpoint, loop
@@ -160,7 +161,35 @@ def test_continuing_with_other_inputs_is_refused(train, monkeypatch, tmp_path):
     with pytest.raises(TrainingError, match=r"stage\.lr was 0\.003, is 0\.1") as caught:
         train("uptrain", "stopped", lr=0.1)
     assert str(tmp_path / "stopped.work") in caught.value.fix
-    train("uptrain", "stopped", micro_batch=1)
+    _, report = train("uptrain", "stopped", micro_batch=1)
+    assert not report.already_done
+
+
+def test_settings_of_speed_alone_may_change_at_any_time(train, make, monkeypatch, capsys, tmp_path):
+    """Before the end and after it, also in records that versions before wrote, which named `train.compile`."""
+    speed = {"compile": False, "cuda_graphs": False, "validate_every": None}
+    other = {"micro_batch": 1, "gradient_checkpointing": True, "checkpoint_steps": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_gradients", steps_then(loop._gradients, 3, Killed()))
+        with pytest.raises(Killed):
+            train("uptrain", checkpoint_steps=1)
+    rewritten(tmp_path / "result.work" / "inputs.json", lambda inputs: inputs["train"].update(compile="auto"))
+    train("uptrain", recipe=make(("uptrain", other), train=speed))
+    assert "continuing at step 3 of 6" in capsys.readouterr().err
+    rewritten(tmp_path / "result" / "stage.json", lambda record: record["inputs"]["train"].update(compile=True))
+    assert train("uptrain")[1].already_done
+    assert train("uptrain", recipe=make(("uptrain", other), train=speed))[1].already_done
+    with pytest.raises(TrainingError, match=r"other inputs:\n  train\.seed was 0, is 1\nexpected"):
+        train("uptrain", recipe=make(("uptrain", other), train=speed | {"seed": 1}))
+    with pytest.raises(TrainingError, match=r"other inputs:\n  stage\.optimizer was 'adamw', is 'muon'\nexpected"):
+        train("uptrain", recipe=make(("uptrain", {"optimizer": "muon"}), train=speed))
+
+
+def rewritten(path, change):
+    """A sealed file with other contents."""
+    record = read_sealed(path)
+    change(record)
+    write_sealed(path, record)
 
 
 def test_a_folder_that_another_run_writes_to_is_refused(train, tmp_path):
