@@ -81,7 +81,10 @@ def listing(repo_id: str, revision: str | None) -> Listing:
     """
     from huggingface_hub import HfApi
 
-    info = _asking(repo_id, revision, lambda: HfApi().model_info(repo_id, revision=revision, files_metadata=True))
+    def request() -> Any:
+        return HfApi().model_info(repo_id, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
+
+    info = _asking(repo_id, revision, request)
     return Listing(repo_id, revision, str(info.sha), {file.rfilename: file.size for file in info.siblings or []})
 
 
@@ -217,7 +220,7 @@ def _asking(repo_id: str, revision: str | None, request: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _answering_soon() -> Iterator[None]:
-    """Let no request of the hub's library wait for ever, as those for lists and headers do."""
+    """Let no request of the hub's library that names no time wait for ever, as those for lists and headers do."""
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
     session = get_session()

@@ -1,9 +1,12 @@
 """Checkpoints on the hub, against a stand-in server. In processes of their own: the hub library keeps its settings."""
 
 import json
+import socket
+import threading
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from sse_convert.checkpoints import hub
@@ -200,3 +203,13 @@ def test_a_token_that_cannot_be_sent_and_a_server_that_is_no_hub():
 
         with pytest.raises(HubError, match=told):
             hub._asking("a/b", None, request)
+
+
+def test_a_hub_that_takes_the_question_and_does_not_answer_is_left(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Timer(2, server.close).start()  # ends what would wait for ever
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+        monkeypatch.setattr(hub, "ANSWER_SECONDS", 0.1)
+        with pytest.raises(HubError, match=r"\(ReadTimeout\)"):
+            hub.listing("owner/name", None)
