@@ -9,7 +9,8 @@
     a step's tokens those of the measured recipe, times the square root of how many times its tokens are trained on, as
                     a power of two; eight rows at least, so that eight GPUs can share a step
     rows            of the second stage as long as the model's context, at most 32K; of the first a quarter, at most 4K
-    window          the measured one, at most an eighth of the second stage's rows: SSE learns what lies beyond it
+    window          beside layers the measured one, beside heads a 64th of the second stage's rows where that is more;
+                    at most an eighth of these rows: SSE learns what lies beyond it
 
 Packaged recipes of hub models and `sse-convert recipes new` both come from here.
 """
@@ -33,6 +34,8 @@ LEAST_ROWS = 8
 """of a step"""
 WINDOWS = 8
 """that the second stage's rows hold at least, so that those of the first hold two"""
+WINDOWS_BESIDE_HEADS = 64
+"""that they hold at most, as of the measured recipe: longer windows cost little beside heads that grow with the row"""
 MIXER = "sse+sliding"
 STATE_HEADS: Literal["kv"] = "kv"
 """beside whole layers; that measured recipe has a state for each query head, which was level in one layer and takes
@@ -226,12 +229,14 @@ def recommended_mixer(positions: int = LONGEST_ROW, measured: Measured = LAYERS)
     """Settings of what other layers, or other heads, become, where they are not the built-in mixer's.
 
     Args:
-        positions: of the model.
+        positions: of the model, at most as many as a row of training has.
         measured: what is kept.
     """
     mixer = measured.recipe.known_mixers[MIXER]
     assert isinstance(mixer, SSESlidingMixer)
-    window = min(mixer.window, max(1, row_lengths(positions)[1] // WINDOWS))
+    row = row_lengths(positions)[1]
+    window = max(mixer.window, row // WINDOWS_BESIDE_HEADS) if measured.by_heads else mixer.window
+    window = min(window, max(1, row // WINDOWS))
     mixer = dc.replace(mixer, window=window, state_heads=mixer.state_heads if measured.by_heads else STATE_HEADS)
     return changed_settings(mixer)
 

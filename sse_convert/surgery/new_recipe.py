@@ -309,7 +309,7 @@ def _data(
         measured_on: tokens and needles of each length.
     """
     text, measured = wanted.text, sizes.measured
-    stages, mixer = _stages(sizes, shape, share), recommended_mixer(sizes.positions, measured)
+    stages, mixer = _stages(sizes, shape, share), recommended_mixer(min(sizes.positions, shape.longest), measured)
     if text.chats:
         stages = [{**stage, "loss_mask": "assistant"} for stage in stages]
     needles = recommended_needles(sizes, min(stage["seq_len"] for stage in stages))

@@ -4,7 +4,7 @@ from typing import Any
 
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.recipe import Recipe
-from sse_convert.recipe.recommended import MIXER, STATE_HEADS, ModelSizes, budgets, recommended_mixer
+from sse_convert.recipe.recommended import MIXER, STATE_HEADS, ModelSizes, budgets
 from sse_convert.recipe.units import format_count
 from sse_convert.report import format_flow, format_number, time_in_words
 from sse_convert.surgery.costs_report import gpus_in_words, launch_command, least_memory
@@ -26,7 +26,7 @@ def recipe_header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str
     choice, way, sizes = made.plan.choice, made.way, sizes_of(teacher, wanted.weight_size)
     measured = sizes.measured
     ruled = f"{_rates(sizes, read=wanted.weight_size is not None)}, tokens of a step, rows"
-    ruled += "" if made.data["mixers"].get(MIXER, {}) == recommended_mixer(measured=measured) else ", window"
+    ruled += ", window" * ("window" in made.data["mixers"].get(MIXER, {}))
     kept = f"{choice.keep} of {len(choice.among)} {choice.what} stay softmax, chosen before training"
     command = f"sse-convert run {wanted.command}"
     lines = [

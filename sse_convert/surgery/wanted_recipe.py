@@ -3,16 +3,25 @@
 import dataclasses as dc
 import math
 import statistics
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from sse_convert.checkpoints.config_only import has_weights
+from sse_convert.checkpoints.safetensors_io import TensorInfo
 from sse_convert.checkpoints.teacher import Teacher
-from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, read_tensor
+from sse_convert.checkpoints.tensor_data import TORCH_DTYPES, file_pieces
 from sse_convert.recipe import Recipe
 from sse_convert.recipe.recommended import USUAL_SIZE, ModelSizes
 from sse_convert.surgery.costs import Way
 from sse_convert.surgery.plan_report import Plan
 from sse_convert.surgery.recipe_text import WEB_TEXT, RecipeText
 from sse_convert.surgery.recipe_time import Pace
+
+READ_BYTES = 1 << 20
+"""of each matrix whose weights are measured"""
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -94,13 +103,18 @@ def sizes_of(teacher: Teacher, weight_size: float | None = None) -> ModelSizes:
 
 
 def read_weight_size(teacher: Teacher) -> float | None:
-    """Root mean square of the weights of the output projections, the median of all layers; None where the weights are
-    not on this machine or hold no floats."""
-    files = teacher.files
-    infos = [
-        files.tensors[teacher.attention_tensor(i, f"{teacher.spec.output}.weight")] for i in teacher.softmax_layers
-    ]
-    if not all((files.folder / info.shard).is_file() and TORCH_DTYPES[info.dtype].is_floating_point for info in infos):
+    """Root mean square of the weights of the output projections, of the first of each, the median of all layers; None
+    where the weights are not in a folder, hold no floats, or have no size."""
+    files, output = teacher.files, f"{teacher.spec.output}.weight"
+    infos = [files.tensors[teacher.attention_tensor(layer, output)] for layer in teacher.softmax_layers]
+    if files.remote or not all(TORCH_DTYPES[info.dtype].is_floating_point for info in infos) or not has_weights(files):
         return None
-    squares = [read_tensor(files.folder, info).float().square().mean().item() for info in infos]
-    return math.sqrt(statistics.median(squares))
+    squares = [_first(files.folder, info).float().square().mean().item() for info in infos]
+    size = math.sqrt(statistics.median(squares)) if all(map(math.isfinite, squares)) else 0.0
+    return size or None
+
+
+def _first(folder: Path, info: TensorInfo) -> Tensor:
+    """The first elements of a stored tensor."""
+    pieces = file_pieces(folder / info.shard, info.start, min(info.nbytes, READ_BYTES))
+    return torch.frombuffer(next(pieces), dtype=TORCH_DTYPES[info.dtype])

@@ -174,6 +174,12 @@ def test_the_mixer_beside_whole_layers_is_the_measured_one_but_for_its_heads():
     assert recommended_mixer() == {**own, "state_heads": "kv"}
 
 
+@pytest.mark.parametrize(("positions", "window"), [(512, 64), (2048, 128), (8192, 128), (32768, 512), (131072, 512)])
+def test_beside_heads_windows_grow_with_rows(positions, window):
+    assert recommended_mixer(positions, HEADS).get("window", 128) == window
+    assert recommended_mixer(positions, LAYERS).get("window", 128) == min(window, 128)
+
+
 @pytest.mark.shared
 def test_what_was_measured_is_of_the_measured_model():
     folder = preset_path("qwen3-8b").parent.parent / LAYERS.recipe.model
