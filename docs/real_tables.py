@@ -88,7 +88,7 @@ def steps() -> str:
         step = 1000 * row["batch_tokens"] / row["tokens_per_second"]
         memory = max(row["peak_mib"]) / 1024
         lines.append((name, f"{step:.0f}", f"{row['tokens_per_second']:,.0f}", f"{memory:.0f}"))
-    return "\n".join(table(("what stays softmax, one state", "ms a step", "tokens/s", "GiB"), lines))
+    return "\n".join(table(("what stays softmax; one state, if not told", "ms a step", "tokens/s", "GiB"), lines))
 
 
 def coder() -> str:

@@ -8,6 +8,7 @@ from sse_convert.recipe.recommended import (
     HEADS,
     LAYERS,
     LONGEST_ROW,
+    MEASURED_SIZE,
     Measured,
     ModelSizes,
     recommended_stages,
@@ -64,7 +65,7 @@ def _sizes(parameters: int, measured: Measured) -> ModelSizes:
     """Of a model of the measured width."""
     return ModelSizes(
         width=measured.width,
-        weight_size=measured.weight_size,
+        weight_size=MEASURED_SIZE,
         parameters=parameters,
         positions=LONGEST_ROW,
         full=(True,),

@@ -6,7 +6,7 @@ Each is what `sse-convert recipes new` writes for its model; configurations are 
 """
 
 from sse_convert.recipe.presets import presets_folder
-from sse_convert.recipe.recommended import HEADS
+from sse_convert.recipe.recommended import MEASURED_SIZE
 from sse_convert.surgery.new_recipe import Wanted, new_recipe
 from tests.model_configs import model_config
 from tests.surgery.synthetic import teacher_from_config
@@ -40,7 +40,7 @@ def packaged_text(name: str) -> str:
     """The text of a packaged recipe as it should be."""
     model, title, license_, note = MODELS[name]
     teacher = teacher_from_config(model_config(name), model)
-    size = HEADS.weight_size if name == "smollm2-135m" else None
+    size = MEASURED_SIZE if name == "smollm2-135m" else None
     wanted = Wanted(model=model, name=name, title=title, command=name, license=license_, note=note, weight_size=size)
     return new_recipe(teacher, wanted).text
 

@@ -25,8 +25,9 @@ from sse_convert.mixers import FULL, SSESlidingMixer, changed_settings
 from sse_convert.recipe.loader import load_recipe
 from sse_convert.recipe.schema import Calibrate, LearningRates, Needles, Recipe, Stage
 
-USUAL_SIZE = 0.02
-"""root mean square of the weights of most models' output projections, where a model's own are not read"""
+MEASURED_SIZE, USUAL_SIZE = 0.17, 0.02
+"""root mean square of the weights of output projections, the median of all layers: of SmolLM2-135M-Instruct, beside
+whose heads rates were measured, and of most models, where a model's own are not read"""
 MOST_TOKENS = (600_000_000, 200_000_000)
 LONGEST_ROW = 32768
 SHORT_ROW = 4096
@@ -52,8 +53,6 @@ class Measured:
     """of the recipe"""
     width: int
     """hidden size of its model"""
-    weight_size: float
-    """root mean square of the weights of its output projections, the median of all layers"""
     per_parameter: tuple[float, float]
     """tokens of the two stages"""
     select: dict[str, str]
@@ -75,14 +74,10 @@ def _packaged(name: str) -> Recipe:
     return load_recipe(name)
 
 
-LAYERS = Measured(name="teacher-qwen3-32m", width=512, weight_size=0.038, per_parameter=(3, 1), select={"keep": "25%"})
+LAYERS = Measured(name="teacher-qwen3-32m", width=512, per_parameter=(3, 1), select={"keep": "25%"})
 """whole layers"""
 HEADS = Measured(
-    name="smollm2-135m-heads",
-    width=576,
-    weight_size=0.17,
-    per_parameter=(0.104, 0.0446),
-    select={"keep": "10%", "by": "heads"},
+    name="smollm2-135m-heads", width=576, per_parameter=(0.104, 0.0446), select={"keep": "10%", "by": "heads"}
 )
 """single heads, where layers have three or more"""
 HEADS_OF_TWO = dc.replace(HEADS, select={"keep": "25%", "by": "heads"})
@@ -119,10 +114,10 @@ def size_factors(sizes: ModelSizes) -> dict[str, float]:
     moves a matrix by its rate, whatever its size: beside heads the rates of the teacher's weights fall with their
     size, and those of what the teacher does not have with the root of that and with width. None of these rises.
     """
-    measured = sizes.measured
-    by_width, by_size = measured.width / sizes.width, min(1.0, sizes.weight_size / measured.weight_size)
-    if not measured.by_heads:
+    by_width = sizes.measured.width / sizes.width
+    if not sizes.measured.by_heads:
         return dict.fromkeys(("mixers", "new", "rest"), by_width)
+    by_size = min(1.0, sizes.weight_size / MEASURED_SIZE)
     return {"mixers": by_size, "new": math.sqrt(by_size) * min(1.0, by_width), "rest": by_size}
 
 

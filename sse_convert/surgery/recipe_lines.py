@@ -4,7 +4,7 @@ from typing import Any
 
 from sse_convert.checkpoints.teacher import Teacher
 from sse_convert.recipe import Recipe
-from sse_convert.recipe.recommended import MIXER, STATE_HEADS, ModelSizes, budgets
+from sse_convert.recipe.recommended import MEASURED_SIZE, MIXER, STATE_HEADS, ModelSizes, budgets
 from sse_convert.recipe.units import format_count
 from sse_convert.report import format_flow, format_number, time_in_words
 from sse_convert.surgery.costs_report import gpus_in_words, launch_command, least_memory
@@ -45,11 +45,10 @@ def recipe_header(wanted: Wanted, made: NewRecipe, teacher: Teacher) -> list[str
 
 def _rates(sizes: ModelSizes, *, read: bool) -> str:
     """What the rates follow from."""
-    measured = sizes.measured
-    if not measured.by_heads:
-        return f"rates by width ({measured.width} to {sizes.width})"
+    if not sizes.measured.by_heads:
+        return f"rates by width ({sizes.measured.width} to {sizes.width})"
     unread = "" if read else ", the usual one: they were not read"
-    return f"rates by the size of weights ({measured.weight_size:g} to {sizes.weight_size:.2g}{unread})"
+    return f"rates by the size of weights ({MEASURED_SIZE:g} to {sizes.weight_size:.2g}{unread})"
 
 
 def _evidence(recipe: Recipe, sizes: ModelSizes) -> list[str]:
