@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
-from transformers.cache_utils import StaticLayer
 
 from sse_convert.inference.fused_norms import Norm, norm_of
 from sse_convert.inference.fused_weights import FEW_ROWS, NotFusedError, Pair, added, plain_tensor, projection
@@ -21,6 +20,7 @@ from sse_convert.modeling.context import current_shard
 from sse_convert.modeling.initialise import NORM_EPS, precise_dtype
 from sse_convert.modeling.layer import SSEAttention
 from sse_convert.modeling.layout import LAYOUT
+from sse_convert.modeling.state_cache import FixedLayer
 from sse_convert.modeling.window.sliding import TOKEN_ATTENTION
 from sse_convert.modeling.window.window_branch import branch_sum
 
@@ -109,7 +109,7 @@ class CacheHeads:
 
     def takes(self, layer: Any, given: dict[str, Any]) -> bool:
         """Whether the rotation is known, and `layer` of a cache has a slot for every position, in the model's dtype."""
-        fixed = type(layer) is StaticLayer and layer.is_initialized and layer.keys.dtype == self._dtype
+        fixed = type(layer) is FixedLayer and layer.is_initialized and layer.keys.dtype == self._dtype
         return fixed and self.knows_rotation(given)
 
     def knows_rotation(self, given: dict[str, Any]) -> bool:

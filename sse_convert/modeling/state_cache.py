@@ -109,12 +109,22 @@ class CountingLayer(CacheLayerMixin):
         return -int(tokens_to_remove)
 
 
-def with_slots(layer: Any, slots: int, length: int) -> StaticLayer:
+class FixedLayer(StaticLayer):
+    """Takes what comes in another type than it holds: in autocast, rotated keys are wider than values."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """As the base class does."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        return super().update(key_states.to(self.keys.dtype), value_states.to(self.values.dtype), *args, **kwargs)
+
+
+def with_slots(layer: Any, slots: int, length: int) -> FixedLayer:
     """A layer with a slot for every position, which takes what the given one holds of the last columns of `length`.
 
     Layers with a window get slots for all positions too: the mask hides what is out of sight.
     """
-    fixed = StaticLayer(max_cache_len=slots)
+    fixed = FixedLayer(max_cache_len=slots)
     fixed.lazy_initialization(layer.keys, layer.values)
     held = slice(length - layer.keys.shape[2], length)
     fixed.keys[:, :, held], fixed.values[:, :, held] = layer.keys, layer.values

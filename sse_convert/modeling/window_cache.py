@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import StaticLayer
 
 from sse_convert.errors import UsageError
 from sse_convert.modeling.roomy_keys import RoomyLayer
-from sse_convert.modeling.state_cache import CountingLayer, SSECacheLayer, with_slots
+from sse_convert.modeling.state_cache import CountingLayer, FixedLayer, SSECacheLayer, with_slots
 
 Pair = tuple[Tensor, Tensor]
 """keys and values, each [B, H, columns, D]"""
@@ -274,7 +273,7 @@ class JoinedCacheLayer(SlidingCacheLayer):
         self.recurrent = SSECacheLayer(static_length=static_length) if state else None
         self.whole: Any = None
         if full:
-            self.whole = RoomyLayer() if static_length is None else StaticLayer(static_length)
+            self.whole = RoomyLayer() if static_length is None else FixedLayer(static_length)
 
     def _beside(self) -> list[Any]:
         return [part for part in (self.recurrent, self.whole) if part is not None]

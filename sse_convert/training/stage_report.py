@@ -61,7 +61,7 @@ class StageReport(FieldsReport):
     collapsed: list[str] = dc.field(default_factory=list)
     """layers whose router collapsed, each with what to do"""
     rose: bool = False
-    """whether the loss ended above its start by more than its noise"""
+    """whether the loss ended above its start by more than its noise; told where no held-out text was looked at"""
     chosen: dict[str, Any] = dc.field(default_factory=dict)
     """micro_batch, gradient_checkpointing and compile as they were, and the processes"""
     extended: list[dict[str, Any]] = dc.field(default_factory=list)
@@ -110,7 +110,7 @@ class StageReport(FieldsReport):
                 f"{self.name}: {NAMES[self.held_out['judged']]} was {best['value']:.4f} at step {best['step']:,} and "
                 f"ended at {last['value']:.4f}; lower tokens or lr, or add text"
             )
-        if self.rose:
+        if self.rose and not best:
             found.append(f"{self.name}: the loss ended above its start; lower lr, or lengthen the warmup")
         if 0 < self.steps < FEWEST_STEPS:
             found.append(

@@ -16,7 +16,7 @@ from sse_convert.inference.cuda_graphs import TokenStep, graphed
 from sse_convert.kernels import triton_backend
 from sse_convert.modeling import generation
 from sse_convert.modeling.roomy_keys import RoomyLayer
-from sse_convert.modeling.state_cache import SSECacheLayer
+from sse_convert.modeling.state_cache import SSECacheLayer, with_slots
 from sse_convert.modeling.window_cache import JoinedCacheLayer, SlidingCacheLayer
 from tests.modeling.tiny import HEADS, LAYOUT, PAD, prompts, tiny_model, tiny_source
 
@@ -105,6 +105,14 @@ def test_steps_go_on_with_other_tokens(model: PreTrainedModel) -> None:
             position = torch.tensor([[6 + i]], device=model.device)
             expected = model(token, position_ids=position, past_key_values=other).logits[:, -1]
             torch.testing.assert_close(step(), expected, **CLOSE)
+
+
+def test_slots_take_what_comes_in_another_type() -> None:
+    """In autocast, in which trainers generate, rotated keys are wider than values; dynamic layers promote both."""
+    layer, (keys, values) = DynamicLayer(), torch.randn(2, 1, 2, 4, 8)
+    layer.update(keys[:, :, :3], values[:, :, :3])
+    _, held = with_slots(layer, 6, 3).update(keys[:, :, 3:], values[:, :, 3:].bfloat16())
+    torch.testing.assert_close(held[:, :, 3:4], values[:, :, 3:].bfloat16().float(), atol=0, rtol=0)
 
 
 def test_a_released_cache_holds_no_more_than_a_dynamic_one(device: str) -> None:

@@ -43,6 +43,9 @@ def test_warnings_are_lines_of_the_report():
     assert report(rose=True).lines()[1] == (
         "warning: distill: the loss ended above its start; lower lr, or lengthen the warmup"
     )
+    looks = {name: {"step": 1, "value": 0.02} for name in ("first", "last", "best")}
+    judged = report(rose=True, held_out={"judged": "kl", **looks})
+    assert judged.warnings() == []  # held-out text judges where there is any
     assert report(steps=10).warnings() == []
     assert "hardly trained by 9 steps" in report(steps=9).lines()[1]
     assert report(steps=0, loss_first=None, loss_last=None).warnings() == []
