@@ -116,7 +116,9 @@ class FixedLayer(StaticLayer):
         """As the base class does."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        return super().update(key_states.to(self.keys.dtype), value_states.to(self.values.dtype), *args, **kwargs)
+        given = key_states.to(self.keys.dtype), value_states.to(self.values.dtype)
+        held: tuple[Tensor, Tensor] = super().update(*given, *args, **kwargs)
+        return held
 
 
 def with_slots(layer: Any, slots: int, length: int) -> FixedLayer:

@@ -29,6 +29,16 @@ def test_gradients_go_back_to_their_heads() -> None:
     assert torch.autograd.gradcheck(lambda x: order.joined(x[:, :4], x[:, 4:], -2), x)
 
 
+def test_heads_learn_on_a_device_where_a_first_answer_was_given_without_gradients() -> None:
+    order, x = HeadOrder((0, 3), 6), torch.empty(2, 12, 3, device="meta", requires_grad=True)
+    with torch.inference_mode():
+        order.place(x.device)
+    full, others = order.apart(x, 1)
+    order.joined(full, others, 1).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+
+
 @torch.no_grad()
 def heads_of(model: PreTrainedModel, layer: int, ids: Tensor, **inputs: Tensor) -> Tensor:
     """What a layer's output projection is given: [B, T, Hq * D]."""

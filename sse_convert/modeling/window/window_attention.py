@@ -67,7 +67,8 @@ class HeadOrder:
     def place(self, device: torch.device) -> None:
         """Keep the indices on a device, where compiled code finds them without copying."""
         if self._order.device != device:
-            self._order = self._order.to(device)
+            with torch.inference_mode(False):  # whoever trains later saves them for backward
+                self._order = self._order.to(device)
 
     def apart(self, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """What of x belongs to the heads that see the whole row, and what to the others, each ascending.
