@@ -175,6 +175,7 @@ class RowReader:
         tokenizer: the model's tokenizer.
         seq_len: tokens per row (T).
         seed: fixes the order, the mixture and the needles.
+        order: added to the seed, but for what a teacher samples: other rows of the same text.
         needles: retrieval rows to plant.
         role: train or valid.
         sampled_as: role whose samples of the teacher are read; None for `role`.
@@ -194,6 +195,7 @@ class RowReader:
         seq_len: int,
         seed: int,
         *,
+        order: int = 0,
         needles: Needles | None = None,
         role: Role = "train",
         sampled_as: Role | None = None,
@@ -204,16 +206,24 @@ class RowReader:
         if not sources:
             raise DataError(f"the recipe names no text in data.{role}", expected="at least one source")
         self._encoder = Encoder(tokenizer, vocab_size)
-        self._tokenizer, self._seq_len, self._seed = tokenizer, seq_len, seed
+        self._tokenizer, self._seq_len, self._seed = tokenizer, seq_len, seed + order
         self._role, self._loss_mask = role, loss_mask
         self._needles = needles if needles is not None and needles.share > 0 and role == "train" else None
         self._words = load_words(self._needles.words) if self._needles else KeyWords((), ())
         self._try_needles()
         self._weights = np.cumsum([source.weight for source in sources])
-        self._seeds = [(seed, _ROLE_SEED[sampled_as or role], i) for i in range(len(sources))]
+        kind = _ROLE_SEED[sampled_as or role]
+        self._seeds = [(self._seed, kind, i) for i in range(len(sources))]
         self._corpora = [
-            open_corpus(source, tokenizer, seq_len, seed=own, shuffle=role == "train", teacher=teacher)
-            for source, own in zip(sources, self._seeds, strict=True)
+            open_corpus(
+                source,
+                tokenizer,
+                seq_len,
+                seed=(seed, kind, i) if source.kind == "teacher" else own,
+                shuffle=role == "train",
+                teacher=teacher,
+            )
+            for i, (source, own) in enumerate(zip(sources, self._seeds, strict=True))
         ]
 
     def _try_needles(self) -> None:

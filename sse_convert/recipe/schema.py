@@ -197,7 +197,7 @@ class Data:
     needles: Needles = dc.field(default_factory=Needles)
     """planted retrieval rows"""
     seed: Seed = 0
-    """order and sampling seed"""
+    """of what is sampled and measured, and with `train.seed` of the order of training text"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)
@@ -299,7 +299,7 @@ class Train:
     """tokens between looks at `data.valid` while training: loss and KL, always on the same rows; auto: about 20 in a
     stage, over 2% of its tokens in all; null: none"""
     seed: Seed = 0
-    """initialisation and training seed"""
+    """of initialisation and of the order of training text"""
 
 
 @dc.dataclass(frozen=True, kw_only=True, slots=True)

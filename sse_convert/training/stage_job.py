@@ -86,6 +86,7 @@ def settle(job: Job, stage: Stage, checkpoint: str | Path, out: Path, accelerato
         tokenizer,
         stage.seq_len,
         recipe.data.seed,
+        order=recipe.train.seed,
         needles=needles,
         loss_mask=stage.loss_mask,
         teacher=job.sampler,

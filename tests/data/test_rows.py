@@ -280,6 +280,7 @@ def test_teacher_text_is_sampled_once_and_cached(tokenizer, teacher_folder, monk
     with monkeypatch.context() as patch:
         patch.setattr(SamplingTeacher, "load", lambda self: pytest.fail("sampled again"))
         assert all(map(same, first, take(source, tokenizer, 6, teacher=teacher)))
+        assert not all(map(same, first, take(source, tokenizer, 6, teacher=teacher, order=1)))
     (cache,) = (cache_folder() / "teacher-samples").glob("*.npz")
     cache.write_bytes(cache.read_bytes()[:-30])
     assert all(map(same, first, take(source, tokenizer, 6, teacher=teacher)))  # sampled anew

@@ -1,6 +1,7 @@
 """Looks at held-out text: what they say, and that they change nothing."""
 
 import dataclasses as dc
+import itertools
 import json
 
 import numpy as np
@@ -91,6 +92,23 @@ def test_continued_across_a_look(watched, monkeypatch, name):
         assert losses(folder, key) == losses(whole, key)
     assert same(folder, whole)
     assert report.held_out["first"]["step"] == 1
+
+
+def test_another_seed_trains_on_rows_in_another_order_and_looks_at_the_same(make, converted, text_folder, tmp_path):
+    data = {name: [{"path": str(text_folder)}] for name in ("train", "valid")}
+
+    def rows(seed):
+        recipe = make(("distill", {"tokens": 512}), data=data, train={"seed": seed, "validate_every": 128})
+        stage = recipe.stages[0]
+        ready = settle(Job.of(recipe), stage, converted, tmp_path / "unused", make_accelerator(recipe.train))
+        trained = [row.input_ids.tolist() for row in itertools.islice(ready.reader.rows(), 4)]
+        return trained, stack(held_out_rows(ready, Looks.of(recipe, stage)))["input_ids"].tolist()
+
+    trained, looked_at = rows(0)
+    assert rows(0) == (trained, looked_at)
+    other, still = rows(1)
+    assert other != trained
+    assert still == looked_at
 
 
 def test_figures_are_those_of_an_evaluation(make, train, converted, teacher_folder, tokenizer, tmp_path):
