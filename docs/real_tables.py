@@ -91,30 +91,25 @@ def steps() -> str:
     return "\n".join(table(("what stays softmax; one state, if not told", "ms a step", "tokens/s", "GiB"), lines))
 
 
-def coder() -> str:
-    """Programs that pass, needles and KL of the second teacher and its conversions."""
-    models, lines, lengths = _load("coder.json")["models"], [], (1024, 4096, 16384)
-    whole = models[0]["cache_bytes"]["8192"]
-    for model in models:
-        passed = ", ".join(f"{found['passed']} of {found['of']}" for found in model["programs"].values())
-        kl = ", ".join(_nats(model["kl"][length]) for length in ("2048", "8192"))
-        asked = model if model["needles"] else _load("heads_coder.json")["plans"][0]  # the teacher, asked there
-        *_, of_four = _found(asked, lengths)
-        lines.append((model["name"], _size(model, whole), passed, of_four, kl))
-    names = ("HumanEval, MBPP", f"one of four, {_places(lengths)}", "KL, 2K, 8K")
-    return "\n".join(table(("what stays softmax; the others", "cache at 8K", *names), lines))
-
-
-def coder_rates() -> str:
-    """Held-out KL of the second teacher's conversion by the rates of its weights."""
-    lines = []
-    for run in _load("coder_rates.json")["runs"]:
-        first, second = run["held_out_kl"].values()
-        after = [_nats(min(first, key=lambda at: abs(at[0] - tokens))[1]) for tokens in (3e6, 10e6, 16e6)]
-        mixers, rest = (f"{run['rates']['distill'][group]:.1e}" for group in ("mixers", "rest"))
-        lines.append((run["name"], f"{mixers}, {rest}", *after, _nats(min(kl for _, kl in second))))
-    head = ("rates", "of attention, of the rest", "KL after 3M", "10M", "16M", "in the second stage")
-    return "\n".join(table(head, lines))
+def coder_run() -> str:
+    """What conversions of the second teacher keep, by the recipe that `recipes new` writes and with windows alone."""
+    report = _load("coder_run.json")
+    teacher, runs = report["teacher"], report["runs"]
+    lengths, every = (1024, 4096, 16384, 32000), (teacher, *runs)
+    rows: list[tuple[str, list[str]]] = [("six tasks, mean", [f"{one['six_tasks']['mean']:.2f}" for one in every])]
+    for name, words in (("humaneval", "HumanEval, of 164"), ("mbpp", "MBPP, of 200")):
+        rows.append((words, [str(one["programs"][name]["passed"]) for one in every]))
+    for task in ("book", "one of four"):
+        found = [" ".join(_share(one["needles"][f"{task} {length}"]) for length in lengths) for one in every]
+        rows.append((f"{TASKS[task]}, 1K 4K 16K 32K, %", found))
+    for length, words in (("4096", "4K"), ("32768", "32K")):
+        rows.append((f"KL, {words}", ["0", *(_nats(run["kl"][length][0]) for run in runs)]))
+        gaps = (f"{run['loss_gap'][length][0]:.3f} ± {run['loss_gap'][length][1]:.3f}" for run in runs)
+        rows.append((f"loss above the teacher's, {words}", ["0", *gaps]))
+    sizes = [teacher["cache_bytes"]["32768"], *(run["cache_bytes"]["32768"] for run in runs)]
+    rows.append(("cache at 32K", [f"{size / 1e6:.0f} MB" for size in sizes]))
+    names = ["the teacher", *(run["name"] for run in runs)]
+    return "\n".join(table(("", *names), [(words, *cells) for words, cells in rows]))
 
 
 def step_kinds() -> str:
@@ -230,8 +225,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "real-first": first_page,
     "real-digits": digits,
     "real-steps": steps,
-    "real-coder": coder,
-    "real-coder-rates": coder_rates,
+    "real-coder-run": coder_run,
     "real-step-kinds": step_kinds,
     "real-decoding": decoding,
 }
