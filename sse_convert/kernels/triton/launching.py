@@ -74,9 +74,9 @@ def compiled_together() -> Iterator[None]:
 
 
 def _compile(device: int, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Let Triton compile a kernel for a device and keep it."""
+    """Let Triton compile a kernel for a device and keep it, with its launcher: in Triton 3.6 a C program of its own."""
     with torch.cuda.device(device):
-        kernel.warmup(*args, **options)
+        _ = kernel.warmup(*args, **options).run
 
 
 @functools.cache

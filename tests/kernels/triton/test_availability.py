@@ -192,14 +192,21 @@ def test_the_delta_rule_is_examined_alone(gpu: pytest.MonkeyPatch) -> None:
 
 def test_kernels_that_are_compiled_together_are_not_run(gpu: pytest.MonkeyPatch) -> None:
     """From whatever thread they are launched; one that cannot be compiled is an error when it is run."""
+    launchers: list[Any] = []
+
+    class Made:
+        @property
+        def run(self) -> None:
+            launchers.append(self)
 
     class Kernel:
         def __init__(self) -> None:
             self.seen: list[Any] = []
 
-        def warmup(self, *args: Any, **options: Any) -> None:
+        def warmup(self, *args: Any, **options: Any) -> Made:
             self.seen.append((args, options))
             self.compile(args[0])
+            return Made()
 
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             return lambda *args, **options: (self.compile(args[0]), self.seen.append(args))
@@ -217,6 +224,7 @@ def test_kernels_that_are_compiled_together_are_not_run(gpu: pytest.MonkeyPatch)
         thread.start()
         thread.join()
     assert kernel.seen == [((1,), {"BLOCK": 8, "num_warps": 4, "grid": (3,)})]
+    assert len(launchers) == 1
     with launching.compiled_together():
         launching.launch(kernel, (3,), 2, warps=4)
     with pytest.raises(RuntimeError, match="ptxas died"):
