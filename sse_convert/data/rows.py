@@ -214,16 +214,10 @@ class RowReader:
         self._weights = np.cumsum([source.weight for source in sources])
         kind = _ROLE_SEED[sampled_as or role]
         self._seeds = [(self._seed, kind, i) for i in range(len(sources))]
+        text_seeds = [(seed if source.kind == "teacher" else self._seed, kind, i) for i, source in enumerate(sources)]
         self._corpora = [
-            open_corpus(
-                source,
-                tokenizer,
-                seq_len,
-                seed=(seed, kind, i) if source.kind == "teacher" else own,
-                shuffle=role == "train",
-                teacher=teacher,
-            )
-            for i, (source, own) in enumerate(zip(sources, self._seeds, strict=True))
+            open_corpus(source, tokenizer, seq_len, seed=own, shuffle=role == "train", teacher=teacher)
+            for source, own in zip(sources, text_seeds, strict=True)
         ]
 
     def _try_needles(self) -> None:

@@ -38,8 +38,8 @@ WINDOWS = 8
 WINDOWS_BESIDE_HEADS = 64
 """that they hold at most, as of the measured recipe: longer windows cost little beside heads that grow with the row"""
 LOUD_TOKENS = 2_500_000
-"""from which on a state whose output starts as large as what it stands for is ahead of windows alone: before, it adds
-what is wrong"""
+"""after which, on a coder of 0.5B, a state whose output started as large as what it stands for was level with windows
+alone; before, it adds what is wrong"""
 MIXER = "sse+sliding"
 STATE_HEADS: Literal["kv"] = "kv"
 """beside whole layers; that measured recipe has a state for each query head, which was level in one layer and takes
