@@ -27,6 +27,8 @@ TEST, TRAIN = slice(10, 510), slice(600, 974)
 """of MBPP's problems, as its authors part them"""
 GROUP = 8
 """answers to a problem that are compared with each other"""
+SECONDS = 3
+"""that a program may take in training, so that one without an end holds up a step little"""
 
 
 class TeacherGRPOTrainer(HybridGRPOTrainer):
@@ -40,7 +42,7 @@ def rewards(problems: dict[str, Problem]) -> Any:
 
     def earned(completions: list[Any], id: list[str], **_: Any) -> list[float]:
         texts = [program(problems[name], answer[0]["content"]) for name, answer in zip(id, completions, strict=True)]
-        return [float(good) for good in passing(texts)]
+        return [float(good) for good in passing(texts, SECONDS)]
 
     return earned
 

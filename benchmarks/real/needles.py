@@ -143,8 +143,9 @@ class Judge:
         total, size = 0.0, max(1, TOKENS // 2 // ids.shape[1])
         for i in range(0, len(ids), size):
             for logs, own in zip(expected[i : i + size], self.logs(ids[i : i + size]), strict=True):
-                total += float((logs.exp() * (logs - own)).sum(-1).mean())
-        return total / len(ids)
+                for p, q in zip(logs.split(TOKENS // 4), own.split(TOKENS // 4), strict=True):
+                    total += float((p.exp() * (p - q)).sum())
+        return total / ids.numel()
 
     def expected(self, ids: Tensor) -> list[Tensor]:
         """Log probabilities [T, V] of each row."""

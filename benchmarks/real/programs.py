@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def program(problem: Problem, answer: str) -> str:
     return f"{above}\n{code}\nasked = {name}\n{problem['test']}\ncheck(asked)\n"
 
 
-def passes(text: str) -> bool:
+def passes(text: str, seconds: float = SECONDS) -> bool:
     """Whether a program ends well in time."""
 
     def limit() -> None:
@@ -64,7 +65,7 @@ def passes(text: str) -> bool:
                 env={},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=SECONDS,
+                timeout=seconds,
                 preexec_fn=limit,
             )
         except subprocess.TimeoutExpired:
@@ -72,10 +73,10 @@ def passes(text: str) -> bool:
     return done.returncode == 0
 
 
-def passing(texts: Sequence[str]) -> list[bool]:
-    """Whether each program ends well."""
+def passing(texts: Sequence[str], seconds: float = SECONDS) -> list[bool]:
+    """Whether each program ends well in time."""
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        return list(pool.map(passes, texts))
+        return list(pool.map(partial(passes, seconds=seconds), texts))
 
 
 class Writer:
