@@ -1,7 +1,10 @@
 """Layers of which some heads see the whole row: each head is what it is in a layer of its own kind."""
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -84,3 +87,42 @@ def test_each_head_is_that_of_a_layer_of_its_kind(model_type: str, name: str) ->
         real = mask.bool() if "attention_mask" in inputs else mask >= 0
         torch.testing.assert_close(found[real], expected[real], **exact(model_type))
         assert not torch.allclose(found[real], rest[real])
+
+
+@pytest.mark.parametrize("model_type", SPLIT)
+def test_softmax_of_one_shape_gets_gradients_of_one_layout(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps cuDNN's backward passes by the shapes and strides of queries, keys, values and mask alone, so one that
+    was built for gradients of another layout gives wrong ones."""
+    layouts: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
+    attend = F.scaled_dot_product_attention
+
+    def watched(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **given: Any) -> Tensor:
+        o = attend(query, key, value, attn_mask, **given)
+        shapes = tuple((x.shape, x.stride()) for x in (query, key, value))
+        o.register_hook(lambda grad: layouts.setdefault(shapes, set()).add(grad.stride()))
+        return o
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    model = tiny_model(model_type, ("full", "full", "sse+sliding@0", "full"), attn_implementation="sdpa").train()
+    ids, mask = prompts((7, 5))
+    model(ids, attention_mask=mask).logits[mask.bool()].square().sum().backward()
+    assert len(layouts) >= 2
+    assert {shapes: found for shapes, found in layouts.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_padding_leaves_gradients_alone(device: str) -> None:
+    """In bfloat16, where a GPU takes other kernels than in float32; rounding alone makes 0.03 here."""
+    kinds = ("sse+sliding", "sliding@1", "sse+sliding@0", "full")
+    model = tiny_model("qwen2", kinds, hidden_size=256).to(device).train()
+    ids, mask = (x.to(device) for x in prompts((7, 5, 3, 6)))
+    found = []
+    for rows in ([(ids, mask)], [(row[real][None], None) for row, real in zip(ids, mask.bool(), strict=True)]):
+        model.zero_grad()
+        for row, real in rows:
+            with torch.autocast(device, torch.bfloat16):
+                logits = model(row, attention_mask=real, use_cache=False).logits
+            (logits if real is None else logits[real.bool()]).float().log_softmax(-1)[..., 1].sum().backward()
+        found.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+    padded, alone = found
+    assert (padded - alone).norm() < 0.1 * alone.norm()

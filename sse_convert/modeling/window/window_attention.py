@@ -83,9 +83,10 @@ class HeadOrder:
         return made.narrow(dim, 0, full), made.narrow(dim, full, x.shape[dim] - full)
 
     def joined(self, full: Tensor, others: Tensor, dim: int) -> Tensor:
-        """The whole of what `apart` took apart."""
+        """The whole of what `apart` took apart; each part's gradient is contiguous."""
         order, back = self._order.to(full.device)
-        return _reordered(torch.cat([full, others], dim), back, order, dim % full.dim())
+        parts = [_ContiguousGradient.apply(x) for x in (full, others)]  # type: ignore[no-untyped-call]
+        return _reordered(torch.cat(parts, dim), back, order, dim % full.dim())
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -240,6 +241,23 @@ def _reordered(x: Tensor, order: Tensor, back: Tensor, dim: int) -> Tensor:
     heads = x.reshape(*x.shape[:dim], len(order), x.shape[dim] // len(order), *x.shape[dim + 1 :])
     made: Tensor = _Reordered.apply(heads, order, back, dim)  # type: ignore[no-untyped-call]
     return made.flatten(dim, dim + 1)
+
+
+class _ContiguousGradient(torch.autograd.Function):
+    """x, whose gradient is contiguous. torch keeps cuDNN's backward passes of attention by the layouts of queries, keys,
+    values and masks alone: one that was built for other strides of a gradient would be wrong for this."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad.contiguous()
 
 
 class _Reordered(torch.autograd.Function):
