@@ -4,7 +4,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.kernels import operator_targets, plot_hybrid
-from benchmarks.kernels.operator_cases import CUDNN, FLASH, GLA, OURS, VARLEN
+from benchmarks.kernels.operator_cases import (
+    CUDNN,
+    FLASH,
+    GDN_ENGINE,
+    GLA,
+    KDA_ENGINE,
+    OURS,
+    QLA_ENGINE,
+    VARLEN,
+)
 from benchmarks.kernels.plot_hybrid import best, matching
 from docs.markdown import shown, table
 from docs.readme_tables import load, operator_ms
@@ -37,6 +46,30 @@ def operator() -> str:
 
     rows = [(f"{tokens:,}", *(times(name, tokens) for name in CANDIDATES)) for tokens in (2**10, 2**13, 2**16, 2**18)]
     return "\n".join(table(("tokens", *CANDIDATES.values()), rows))
+
+
+def engines() -> str:
+    """Milliseconds of the operator over the delta rule, ours and with functions of libraries inside."""
+    names = {
+        OURS: "SSE here",
+        KDA_ENGINE: "`chunk_kda`",
+        GDN_ENGINE: "`chunk_gated_delta_rule`",
+        QLA_ENGINE: "FlashQLA",
+    }
+    found: dict[str, dict[str, str]] = {}
+    for cell in load("engines_h200.json")["cells"]:
+        decays = "a head" if cell["scalar"] else "a channel"
+        documents = "" if cell["sequences"] == 2 else f", {cell['sequences']} documents"
+        times = (_fastest(cell[way]) for way in ("forward", "forward_backward"))
+        case = f"{cell['note']}{documents}, a decay for {decays}"
+        found.setdefault(case, {})[cell["candidate"]] = " / ".join(f"{ms:.3g}" for ms in times)
+    rows = [(case, *(own.get(name, "") for name in names)) for case, own in found.items()]
+    return "\n".join(table(("32,768 tokens", *names.values()), rows))
+
+
+def _fastest(timed: dict[str, Any]) -> float:
+    """Eager or as a CUDA graph, whichever is faster."""
+    return float(min(timed[way]["ms"] for way in ("eager", "graph") if isinstance(timed[way], dict)))
 
 
 def models() -> str:
@@ -118,6 +151,7 @@ def _asked(limit: float, unit: str, *, least: bool) -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "operator": operator,
+    "engines": engines,
     "models": models,
     "speed-goals": speed_goals,
     "counters": counters,

@@ -31,7 +31,26 @@ SECONDS = 3
 """that a program may take in training, so that one without an end holds up a step little"""
 
 
-class TeacherGRPOTrainer(HybridGRPOTrainer):
+class TimedGRPOTrainer(HybridGRPOTrainer):
+    """Knows how long answers and their rewards took."""
+
+    answering = rewarding = 0.0
+    """seconds, of the whole training"""
+
+    def _generate_single_turn(self, *given: Any, **options: Any) -> Any:
+        start = time.monotonic()
+        found = super()._generate_single_turn(*given, **options)
+        self.answering += time.monotonic() - start
+        return found
+
+    def _calculate_rewards(self, *given: Any, **options: Any) -> Any:
+        start = time.monotonic()
+        found = super()._calculate_rewards(*given, **options)
+        self.rewarding += time.monotonic() - start
+        return found
+
+
+class TeacherGRPOTrainer(TimedGRPOTrainer):
     """The same without routers: the loss is TRL's."""
 
     compute_loss = GRPOTrainer.compute_loss
@@ -52,6 +71,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, report: dict[str, Any], options: argparse.Namespace, score: Any) -> None:
         self.report, self.options, self.score, self.start = report, options, score, time.monotonic()
+        self.trainer: TimedGRPOTrainer | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Judge the start."""
@@ -61,7 +81,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """What a step earned, and how long its answers were."""
         if "reward" in logs:
             kept = {"step": state.global_step, "reward": logs["reward"], "tokens": logs.get("completions/mean_length")}
-            self.report["steps"].append({**kept, "seconds": round(time.monotonic() - self.start, 1)})
+            assert self.trainer is not None
+            parts = {"answering": self.trainer.answering, "rewarding": self.trainer.rewarding}
+            seconds = {"seconds": time.monotonic() - self.start, **parts}
+            self.report["steps"].append({**kept, **{name: round(value, 1) for name, value in seconds.items()}})
             write_json(self.options.out, self.report)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -119,15 +142,17 @@ def run(options: argparse.Namespace) -> None:
         report_to=[],
         disable_tqdm=True,
     )
-    kind = HybridGRPOTrainer if hasattr(model, "sse_balance_loss") else TeacherGRPOTrainer
+    watch = Watch(report, options, score)
+    kind = TimedGRPOTrainer if hasattr(model, "sse_balance_loss") else TeacherGRPOTrainer
     trainer = kind(
         model,
         args=settings,
         train_dataset=Dataset.from_list([{"prompt": turn(problem), "id": problem["id"]} for problem in train]),
         processing_class=tokenizer,
         reward_funcs=rewards({problem["id"]: problem for problem in train}),
-        callbacks=[Watch(report, options, score)],
+        callbacks=[watch],
     )
+    watch.trainer = trainer
     trainer.train()
 
 

@@ -166,7 +166,8 @@ def heads_problem(config: Any, layer: int, heads: tuple[int, ...]) -> str | None
         "queries and keys are normed over all heads together": spec.qk_norm == "whole",
         "attention has learned sinks": bool(spec.softmax_parameters),
         f"all heads see a window of {windows[layer]} already": windows[layer] is not None,
-        f"there are {of} key-value heads": len(heads) >= of or max(heads) >= of,
+        f"there are {of} key-value heads": max(heads) >= of,
+        f"these are all of its {of} key-value heads: name the layer in layers.keep": len(heads) >= of,
     }
     return next((problem for problem, holds in found.items() if holds), None)
 

@@ -37,9 +37,6 @@ WINDOWS = 8
 """that the second stage's rows hold at least, so that those of the first hold two"""
 WINDOWS_BESIDE_HEADS = 64
 """that they hold at most, as of the measured recipe: longer windows cost little beside heads that grow with the row"""
-LOUD_TOKENS = 2_500_000
-"""after which, on a coder of 0.5B, a state whose output started as large as what it stands for was level with windows
-alone; before, it adds what is wrong"""
 MIXER = "sse+sliding"
 STATE_HEADS: Literal["kv"] = "kv"
 """beside whole layers; that measured recipe has a state for each query head, which was level in one layer and takes
@@ -239,16 +236,14 @@ def recommended_mixer(positions: int = LONGEST_ROW, measured: Measured = LAYERS)
     return changed_settings(mixer)
 
 
-def recommended_calibration(sizes: ModelSizes, tokens: int, longest: int = LONGEST_ROW) -> dict[str, Any]:
-    """`calibrate` of a recipe, with rows no longer than the machine holds; a quiet start where few tokens follow.
+def recommended_calibration(sizes: ModelSizes, longest: int = LONGEST_ROW) -> dict[str, Any]:
+    """`calibrate` of a recipe, with rows no longer than the machine holds.
 
     Args:
         sizes: of the model.
-        tokens: that are trained on.
         longest: tokens of a row that the machine holds.
     """
     own = sizes.measured.recipe.calibrate
-    own = own if tokens >= LOUD_TOKENS else dc.replace(own, output_scale="fit")
     rows = min(own.seq_len, sizes.positions, longest)
     return _told(dc.replace(own, seq_len=rows), Calibrate(rows=0, seq_len=0))
 

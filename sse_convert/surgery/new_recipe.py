@@ -318,7 +318,7 @@ def _data(
         "model": wanted.model,
         "layers": recommended_layers(sizes.full, measured),
         "mixers": {MIXER: mixer} if mixer else {},
-        "calibrate": recommended_calibration(sizes, sum(stage["tokens"] for stage in stages), shape.longest),
+        "calibrate": recommended_calibration(sizes, shape.longest),
         "stages": stages,
         "data": {
             "train": list(text.train),

@@ -42,6 +42,12 @@ def test_heads_learn_on_a_device_where_a_first_answer_was_given_without_gradient
     assert x.grad.shape == x.shape
 
 
+def test_all_heads_of_a_layer_are_a_layer_that_is_kept() -> None:
+    config = tiny_config("llama")
+    assert heads_problem(config, 1, (2,)) == "there are 2 key-value heads"
+    assert heads_problem(config, 1, (0, 1)) == "these are all of its 2 key-value heads: name the layer in layers.keep"
+
+
 @torch.no_grad()
 def heads_of(model: PreTrainedModel, layer: int, ids: Tensor, **inputs: Tensor) -> Tensor:
     """What a layer's output projection is given: [B, T, Hq * D]."""
@@ -91,8 +97,8 @@ def test_each_head_is_that_of_a_layer_of_its_kind(model_type: str, name: str) ->
 
 @pytest.mark.parametrize("model_type", SPLIT)
 def test_softmax_of_one_shape_gets_gradients_of_one_layout(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch keeps cuDNN's backward passes by the shapes and strides of queries, keys, values and mask alone, so one that
-    was built for gradients of another layout gives wrong ones."""
+    """torch keeps cuDNN's backward passes by the shapes and strides of queries, keys, values and mask alone, so one
+    that was built for gradients of another layout gives wrong ones."""
     layouts: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
     attend = F.scaled_dot_product_attention
 

@@ -114,8 +114,7 @@ def test_the_measured_model_gets_its_recipe():
         }
         assert stage["lr"] == dc.asdict(measured.lr)
     assert own.mixers == recommended_mixer(8192, HEADS) == {}  # the built-in mixer
-    assert recommended_calibration(sizes(), 20_000_000) == {"rows": 2, "seq_len": 4096, "output_scale": "size"}
-    assert recommended_calibration(sizes(), 500_000) == {"rows": 2, "seq_len": 4096}
+    assert recommended_calibration(sizes()) == {"rows": 2, "seq_len": 4096}
     assert Needles(**recommended_needles(sizes(), 2048)) == own.data.needles
 
 

@@ -244,8 +244,8 @@ def _reordered(x: Tensor, order: Tensor, back: Tensor, dim: int) -> Tensor:
 
 
 class _ContiguousGradient(torch.autograd.Function):
-    """x, whose gradient is contiguous. torch keeps cuDNN's backward passes of attention by the layouts of queries, keys,
-    values and masks alone: one that was built for other strides of a gradient would be wrong for this."""
+    """x, whose gradient is contiguous. torch keeps cuDNN's backward passes of attention by the layouts of queries,
+    keys, values and masks alone: one that was built for other strides of a gradient would be wrong for this."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
