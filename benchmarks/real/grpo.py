@@ -115,6 +115,7 @@ def run(options: argparse.Namespace) -> None:
         model.train(training)
         return found
 
+    torch.backends.cuda.enable_cudnn_sdp(False)  # builds a plan for each length of rows, and every step has another
     named = {key: value for key, value in vars(options).items() if key not in ("out", "problems")}
     report = {
         **environment(model.device),
